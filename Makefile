@@ -1,0 +1,47 @@
+# make serve: install, fetch the default model, serve it.   make test: install, run the whole suite.
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?= smollm2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP_SERVE := $(VENV)/.installed-serve
+STAMP_DEV := $(VENV)/.installed-dev
+
+.PHONY: serve test check fmt bench clean
+
+serve: $(STAMP_SERVE)
+	@$(BIN)/sterna serve "$(MODEL)" --port "$(PORT)" $(ARGS)
+
+test: $(STAMP_DEV)
+	$(BIN)/pytest
+
+check: $(STAMP_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pytest tests/house
+
+fmt: $(STAMP_DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP_DEV)
+	$(BIN)/python bench/run.py $(ARGS)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Sterna needs Python 3.11 or newer; name one with PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP_SERVE): pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --disable-pip-version-check -e '.[torch]'
+	@touch $@
+
+$(STAMP_DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --disable-pip-version-check -e '.[torch,dev]'
+	@touch $@ $(STAMP_SERVE)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

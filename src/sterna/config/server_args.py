@@ -1,0 +1,77 @@
+"""Every setting of a server: one frozen field is one flag is one docstring. Parsed in `cli/`, resolved once by `resolve.py`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """`--max-running-requests` sets `max_running_requests`, and so on; the docstring beneath a field is its help text."""
+
+    model: str = "smollm2"
+    """Alias, .gguf file, folder in Hugging Face layout, or hub id org/name[:file]."""
+    served_model_name: str | None = None
+    """Name in /v1/models and in responses (default: the model as named)."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    api_key: str | None = None
+    """Key that every route but /health and /ready then requires (also STERNA_API_KEY)."""
+    open_metrics: bool = False
+    """Leave /metrics open when a key is set."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Verbosity of the log on standard error; prompts appear at no level but debug."""
+    cache_dir: str | None = None
+    """Where models are kept (also STERNA_CACHE_DIR; default ~/.cache/sterna)."""
+
+    executor: str = "torch"
+    """Engine: torch, or scripted (no model runs: for tests and host benchmarks)."""
+    executor_options: str = ""
+    """key=value,… passed to the executor."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the torch executor; auto is bfloat16 where the processor has instructions for it, else float32."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    threads: int | None = None
+    """Compute threads (default: the cores that affinity and cgroup quota allow)."""
+    context_length: int | None = None
+    """Longest prompt plus output, in tokens (default: the model's)."""
+    kv_memory: str | None = None
+    """Memory for the KV pool, such as 2GB (default: a share of what is available)."""
+    max_total_tokens: int | None = None
+    """KV pool in tokens; overrides --kv-memory."""
+    page_size: int = 16
+    """KV slots per page; prefixes are shared in whole pages."""
+
+    max_running_requests: int = 256
+    """Requests in a batch at most."""
+    max_queued_requests: int = 4096
+    """Requests waiting at most; one more gets 503 queue_full."""
+    chunked_prefill_size: int = 512
+    """Prompt tokens computed per step at most; a longer prompt is split; 0 never splits."""
+    schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
+    """Order of the waiting queue: first come first served, or longest cached prefix first."""
+    radix_cache: bool = True
+    """Share the KV of common prefixes between requests."""
+
+    sampling_defaults: Literal["model", "openai"] = "model"
+    """Where unset sampling parameters come from: the model's generation_config.json, or OpenAI's defaults."""
+    incremental_streaming_output: bool = False
+    """/generate streams deltas instead of cumulative text."""
+    strict_fields: bool = False
+    """Refuse body fields that no API defines (default: ignore, with one warning)."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Request body limit; a larger one gets 413."""
+    max_detokenizer_states: int = 65536
+    """Requests whose text is being decoded at most; one more is refused at its start."""
+    sse_keep_alive: float = 15.0
+    """Seconds of silence after which a stream gets a comment line."""
+    sse_commit_after: float = 5.0
+    """Seconds after which a stream's status line goes out even if nothing is ready yet."""
+    drain_timeout: float = 30.0
+    """Seconds that SIGTERM leaves to running requests."""
+    stream_interval: int = 1
+    """Tokens between two outputs of a stream."""

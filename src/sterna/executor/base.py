@@ -1,0 +1,147 @@
+"""The executor seam: token ids and KV slots (NumPy, int32) go in, token ids come out; no tensor crosses it.
+
+An `Executor` owns weights, KV memory and the sampler's state. The scheduler owns which slot holds which token of whom.
+
+    scheduler                                executor
+    bind(req_pool_idx, params, prompt, out)  sampler state beside the row, so that a step sends no history
+    submit(ForwardBatch) -> StepHandle       may return before the step is done
+    handle.result() -> StepOutput            waits for it
+    release(req_pool_idx)                    sampler state dropped
+
+The scheduler reuses a slot only after the last step that reads it has returned its result.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.protocol.sampling import SamplingParams
+
+Int32Array = NDArray[np.int32]
+UInt8Array = NDArray[np.uint8]
+
+ROLE_PROMPT, ROLE_GENERATED = 0, 1
+"""What a row's tokens are: a request's prompt (its whole history) or tokens that it generated (replayed ones included).
+An engine may compute the two with different arithmetic, but must let nothing else influence it (invariant 7)."""
+
+WANT_NOTHING, WANT_SAMPLE = 0, 1
+"""What a row asks of a step. Reserved: 2 prompt logprobs from a position, 3 a pooled vector."""
+
+STATUS_OK, STATUS_NAN = 0, 1
+"""What became of a row: `STATUS_NAN` gives no token; its neighbours are unharmed."""
+
+
+@dataclass(slots=True, frozen=True)
+class GroupSlots:
+    """Where one KV group's keys and values lie."""
+
+    out_cache_loc: Int32Array
+    """(tokens,): the slot that each input token's K and V are written to."""
+    req_to_token: Int32Array
+    """(req_pool_size, max_context): row `req_pool_idx`, column position -> slot. The scheduler's own table, shared read-only; entries below
+    a row's `seq_lens` are fixed while the step runs."""
+
+
+@dataclass(slots=True, frozen=True)
+class ForwardBatch:
+    """One step over R rows and T = sum of row lengths input tokens. A row is one request: a prefill chunk, or one generated token (or several replayed ones).
+
+    Row r's tokens are `input_ids[row_splits[r]:row_splits[r + 1]]`, at positions `prefix_lens[r] .. seq_lens[r] - 1`, and attend to
+    slots `req_to_token[req_pool_idx[r], :seq_lens[r]]`, causally.
+    """
+
+    step: int
+    """Counts from 0; for logs and for `input_from`."""
+    input_ids: Int32Array
+    """(T,)"""
+    input_from: Int32Array | None
+    """(R,) or None: where >= 0, the row's only input token is the one that row `input_from[r]` of step `step - 1` samples, and `input_ids` holds 0 there."""
+    row_splits: Int32Array
+    """(R + 1,)"""
+    prefix_lens: Int32Array
+    """(R,): tokens whose KV lies in the slots already."""
+    seq_lens: Int32Array
+    """(R,): prefix_lens + row lengths."""
+    req_pool_idx: Int32Array
+    """(R,): distinct; each bound if the row wants a sample."""
+    roles: UInt8Array
+    """(R,)"""
+    wants: UInt8Array
+    """(R,)"""
+    groups: tuple[GroupSlots, ...]
+    """One per `ModelSpec.kv_groups`."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.req_pool_idx)
+
+
+@dataclass(slots=True, frozen=True)
+class StepOutput:
+    """Ragged: row r's new tokens are `token_ids[row_splits[r]:row_splits[r + 1]]`, none or more."""
+
+    step: int
+    token_ids: Int32Array
+    row_splits: Int32Array
+    """(R + 1,)"""
+    status: UInt8Array
+    """(R,)"""
+
+
+class StepHandle(Protocol):
+    def result(self) -> StepOutput:
+        """Wait for the step. Raises what the executor raised; the whole step has then produced nothing."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class ExecutorInfo:
+    """What an executor is and can do; fixed once made."""
+
+    name: str
+    dtype: str
+    device: str
+    num_slots: int
+    """KV slots per group (tokens that the pool holds); slot 0 .. num_slots - 1 are all usable."""
+    page_size: int
+    """Slots are allocated in aligned runs of this many."""
+    max_batch_rows: int
+    max_context_len: int
+    reuse_generated_kv: bool
+    """Whether KV computed in the role `generated` may serve as a prefix for a prompt."""
+    exactness: Literal["bitwise", "token", "none"]
+    """What invariant 7 amounts to here."""
+    kv_bytes_per_token: int
+    details: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """For `/server_info`."""
+
+
+class Executor(abc.ABC):
+    """One model on one device. Not thread-safe: one scheduler calls it."""
+
+    info: ExecutorInfo
+
+    @abc.abstractmethod
+    def bind(self, req_pool_idx: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
+        """Make the sampler's state for a row: penalties over `prompt` (P,) and `output` (O,) tokens, bias, seed.
+
+        The next token sampled is output token O: the random stream is keyed by (seed, output index), so a replay draws the same.
+        Raises ValueError where `req_pool_idx` is bound.
+        """
+
+    @abc.abstractmethod
+    def release(self, req_pool_idx: int) -> None:
+        """Drop the row's sampler state. Idempotent."""
+
+    @abc.abstractmethod
+    def submit(self, batch: ForwardBatch) -> StepHandle:
+        """Start a step. Its sampled tokens are appended to the sampler state of their rows."""
+
+    @abc.abstractmethod
+    def shutdown(self) -> None:
+        """Free memory and threads. Idempotent."""

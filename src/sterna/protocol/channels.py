@@ -1,0 +1,24 @@
+"""One union per direction: what a process may be told."""
+
+from __future__ import annotations
+
+from sterna.protocol.control import (
+    FlushCacheOutput,
+    FlushCacheReq,
+    OutputCredit,
+    ProcessFailed,
+    ProcessReady,
+    SchedulerStats,
+    ShutdownReq,
+)
+from sterna.protocol.generate import (
+    AbortReq,
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    BatchTokenizedGenerateReqInput,
+    TokenizedGenerateReqInput,
+)
+
+ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | ShutdownReq
+ToDetokenizer = BatchTokenIDOutput | ShutdownReq
+ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | ProcessReady | ProcessFailed

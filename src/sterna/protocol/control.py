@@ -1,0 +1,65 @@
+"""Messages that aren't a generating request."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class FlushCacheReq(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache"):
+    """Drop every prefix that no live request holds."""
+
+    control_id: int
+    reply_to: str
+
+
+class FlushCacheOutput(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache_output"):
+    control_id: int
+    flushed_tokens: int
+
+
+class OutputCredit(msgspec.Struct, frozen=True, kw_only=True, tag="credit"):
+    """The server has folded this many batches of output; the scheduler may have as many more in flight."""
+
+    batches: int
+
+
+class ShutdownReq(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """End the process. Live requests get their terminal output first."""
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler_stats"):
+    """A gauge of the scheduler: sent when it changed, at most a few times a second, and once whenever it falls idle."""
+
+    epoch: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    kv_total_tokens: int
+    """Slots of the pool."""
+    kv_used_tokens: int
+    """Held by running requests or locked in the prefix cache; 0 when idle."""
+    kv_evictable_tokens: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    """Both since start: the hit rate is their quotient."""
+    output_tokens_total: int
+    retractions_total: int
+    steps_total: int
+    max_batch_size: int
+    """Most rows in one step since start."""
+
+
+class ProcessReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """A child has loaded what it needs and is at its loop."""
+
+    process: str
+    """`scheduler` or `detokenizer`."""
+    epoch: int
+    info: dict[str, str | int | float | bool]
+    """For `/server_info`: executor, dtype, KV slots, promises of exactness, …"""
+
+
+class ProcessFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A child can't start; it exits after sending this."""
+
+    process: str
+    message: str

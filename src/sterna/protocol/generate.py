@@ -1,0 +1,154 @@
+"""The shapes that a generating request takes on its round trip, hop by hop (docs/architecture.md).
+
+Narrow messages: each drops what the next stage doesn't need and adds what it does. All are frozen; what changes over time
+(`ReqState`, `Req`, `DecodeStatus`) lives in its owner's process and never crosses.
+Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sterna.protocol.finish import FinishReason
+from sterna.protocol.sampling import SamplingParams
+
+
+class CacheNamespace(msgspec.Struct, frozen=True, array_like=True):
+    """Prefixes are shared only inside one namespace. Hashable: it is part of the radix key."""
+
+    salt: str = ""
+    adapter: str = ""
+
+
+class MediaItem(msgspec.Struct, frozen=True, array_like=True):
+    """Reserved: one image, sound or video behind a run of placeholder tokens."""
+
+    handle: str
+    content_hash: int
+    """64 bits; stands in the radix key where the placeholder ids stand in the prompt."""
+    offset: int
+    length: int
+
+
+class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
+    """Hop 2: any surface's request, as the model needs it: the prompt rendered, stops merged, sampling validated.
+
+    Exactly one of `text` and `input_ids` is set.
+    """
+
+    rid: str
+    text: str | None = None
+    input_ids: list[int] | None = None
+    add_special_tokens: bool = True
+    """Whether hop 3 adds the tokenizer's own BOS and the like to `text`; False for a rendered chat template."""
+    sampling_params: SamplingParams
+    stream: bool = False
+    priority: int = 0
+    cache_namespace: CacheNamespace = CacheNamespace()
+    received_time: float = 0.0
+    templated_time: float | None = None
+
+
+class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
+    """Hop 3: the tokens that the model will see. Nothing later adds to or changes what is decided here."""
+
+    rid: str
+    input_ids: list[int]
+    """At least one id, each in [0, vocab_size)."""
+    sampling_params: SamplingParams
+    """`max_new_tokens` is set and fits the context."""
+    stream: bool
+    reply_to: str
+    """Address of the server's inbox."""
+    epoch: int = 0
+    """The scheduler epoch that it was sent to."""
+    priority: int = 0
+    cache_namespace: CacheNamespace = CacheNamespace()
+    resume_output_ids: list[int] = []
+    """Output tokens that the server already accepted in an earlier epoch: the request goes on after them."""
+    media_items: tuple[MediaItem, ...] = ()
+    """Reserved."""
+    input_embeds: bytes | None = None
+    """Reserved."""
+
+
+class BatchTokenizedGenerateReqInput(msgspec.Struct, frozen=True, kw_only=True, tag="generate_batch"):
+    """A fan-out (several samples, a list of prompts): its members arrive together, so that they can share a prefix."""
+
+    reqs: list[TokenizedGenerateReqInput]
+
+
+class AbortReq(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End this rid (exactly this one) wherever it is. Its terminal output still comes, once."""
+
+    rid: str
+
+
+class SchedulerTimes(msgspec.Struct, frozen=True, array_like=True):
+    """What the scheduler saw; on a request's terminal row."""
+
+    received: float
+    first_scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+    retractions: int = 0
+    chunks: int = 0
+    """Prefill chunks run."""
+
+
+class DecodeOpening(msgspec.Struct, frozen=True, array_like=True):
+    """On a rid's first row: what the detokenizer needs to make its `DecodeStatus`."""
+
+    prompt_tail: list[int]
+    """The prompt's last tokens: left context of the first output token."""
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    no_stop_trim: bool
+    stop: tuple[str, ...]
+    reply_to: str
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV came from the prefix cache."""
+
+
+class TokenIDRow(msgspec.Struct, frozen=True, array_like=True):
+    """New output of one rid."""
+
+    rid: str
+    start: int
+    """Index, in the rid's whole output, of `output_ids[0]`."""
+    output_ids: list[int]
+    """0..k tokens."""
+    finished_reason: FinishReason | None = None
+    opening: DecodeOpening | None = None
+    times: SchedulerTimes | None = None
+
+
+class BatchTokenIDOutput(msgspec.Struct, frozen=True, kw_only=True, tag="token_ids"):
+    """Hop 6: what one step produced. Also carries every ending that no step produced (refusals, aborts)."""
+
+    epoch: int
+    """Of the scheduler that made every row of it."""
+    rows: list[TokenIDRow]
+
+
+class StrRow(msgspec.Struct, frozen=True, array_like=True):
+    """New text of one rid: stable, exact, sent once."""
+
+    rid: str
+    start: int
+    output_ids: list[int]
+    output_str: str
+    finished_reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    times: SchedulerTimes | None = None
+
+
+class BatchStrOutput(msgspec.Struct, frozen=True, kw_only=True, tag="strs"):
+    """Hop 7: `BatchTokenIDOutput` with text deltas beside its ids."""
+
+    epoch: int
+    """The scheduler's, passed on."""
+    detokenized_time: float
+    rows: list[StrRow]
