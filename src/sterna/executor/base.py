@@ -49,7 +49,9 @@ class GroupSlots:
 
 @dataclass(slots=True, frozen=True)
 class ForwardBatch:
-    """One step over R rows and T = sum of row lengths input tokens. A row is one request: a prefill chunk, or one generated token (or several replayed ones).
+    """One step over R rows and T = sum of row lengths input tokens.
+
+    A row is one request: a prefill chunk, or one generated token (or several replayed ones).
 
     Row r's tokens are `input_ids[row_splits[r]:row_splits[r + 1]]`, at positions `prefix_lens[r] .. seq_lens[r] - 1`, and attend to
     slots `req_to_token[req_pool_idx[r], :seq_lens[r]]`, causally.
@@ -60,7 +62,10 @@ class ForwardBatch:
     input_ids: Int32Array
     """(T,)"""
     input_from: Int32Array | None
-    """(R,) or None: where >= 0, the row's only input token is the one that row `input_from[r]` of step `step - 1` samples, and `input_ids` holds 0 there."""
+    """(R,) or None: where >= 0, the row's only input token is the one that row `input_from[r]` of step `step - 1` samples.
+
+    `input_ids` then holds 0 there.
+    """
     row_splits: Int32Array
     """(R + 1,)"""
     prefix_lens: Int32Array
