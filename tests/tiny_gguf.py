@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+
 from tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, VARIANTS, FloatArray, Variant, tokenizer, weights
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -27,8 +27,10 @@ FloatArray = NDArray[np.float32]
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BOS_ID, EOS_ID = 1, 2
 
-MERGES = """t h|th e|Ġ the|i n|a n|Ġ a|e r|o n|r e|Ġ t|Ġ s|Ġ w|Ġ c|e n|o r|a t|e s|Ġ o|in g|an d|Ġ and|o f|Ġ of|Ġ in|i t|i s|o u|Ġ f|Ġ b|Ġ p|h e|l l|e d|Ġ m
-a r|a l|Ġ to|t o|Ġ d|Ġ h|i c|o m|l e|s t|Ġ l|Ġ n|v e|r o|Ġ y|Ġy ou|Ġ re|i on|c h|Ġ g|u s|u r|s e|Ġ =|Ġ e|i l|l o|a s|Ġt h|Ã ©|ã ģ|ä ¸|ð Ł|Ċ Ċ|Ġ Ġ|ĠĠ ĠĠ"""
+MERGES = """t h|th e|Ġ the|i n|a n|Ġ a|e r|o n|r e|Ġ t|Ġ s|Ġ w|Ġ c|e n|o r|a t|e s|Ġ o
+in g|an d|Ġ and|o f|Ġ of|Ġ in|i t|i s|o u|Ġ f|Ġ b|Ġ p|h e|l l|e d|Ġ m
+a r|a l|Ġ to|t o|Ġ d|Ġ h|i c|o m|l e|s t|Ġ l|Ġ n|v e|r o|Ġ y|Ġy ou|Ġ re|i on|c h
+Ġ g|u s|u r|s e|Ġ =|Ġ e|i l|l o|a s|Ġt h|Ã ©|ã ģ|ä ¸|ð Ł|Ċ Ċ|Ġ Ġ|ĠĠ ĠĠ"""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
