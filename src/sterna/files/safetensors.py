@@ -1,4 +1,4 @@
-"""Reading a folder of safetensors files, one or many (the format: the safetensors project's README; `model.safetensors.index.json` is
+"""Reading safetensors: one file, or a model's folder of one or many (the format: the safetensors project's README; `model.safetensors.index.json` is
 transformers').
 
     header length u64 | header: JSON of name -> {dtype, shape, data_offsets: [begin, end) in the data} | data
@@ -54,42 +54,32 @@ class SafeTensor:
     nbytes: int
 
 
-class SafetensorsFolder:
-    """The tensors of one model, whichever files hold them. Mappings live as long as this object or any array from `raw`."""
+class SafetensorsFile:
+    """One mapped file. The mapping lives as long as this object or any array from `raw`."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, SafeTensor], data: Mapping[Path, mmap.mmap]) -> None:
-        self.folder = folder
+    def __init__(self, path: Path, tensors: Mapping[str, SafeTensor], data: mmap.mmap) -> None:
+        self.path = path
         self.tensors = tensors
-        """Name -> record, sorted by file and offset."""
+        """Name -> record, by offset."""
         self._data = data
 
     @staticmethod
-    def open(folder: Path) -> SafetensorsFolder:
-        """Read every header. Raises ModelError, naming the file, where one is absent, damaged or disagrees with the index."""
-        wanted = weight_files(folder)
-        data: dict[Path, mmap.mmap] = {}
-        tensors: dict[str, SafeTensor] = {}
-        for file, names in wanted.items():
-            data[file] = _map(file)
-            found = _read_header(file, data[file])
-            missing = [name for name in names or () if name not in found]
-            if missing:
-                raise ModelError(f"{file}: tensor {missing[0]!r} isn't in it, though {INDEX_FILE} says so ({len(missing)} such)")
-            # Where an index exists it alone says which shard a tensor is read from.
-            tensors |= {name: tensor for name, tensor in found.items() if names is None or name in names}
-        return SafetensorsFolder(folder, tensors, data)
+    def open(path: Path) -> SafetensorsFile:
+        """Map the file and parse its header. Raises ModelError, naming the file, for whatever isn't a whole safetensors file."""
+        data = _map(path)
+        return SafetensorsFile(path, _read_header(path, data), data)
 
     def tensor(self, name: str) -> SafeTensor:
-        """The record of a tensor. Raises ModelError where the folder has none of that name."""
+        """The record of a tensor. Raises ModelError where the file has none of that name."""
         try:
             return self.tensors[name]
         except KeyError:
-            raise ModelError(f"{self.folder}: there is no tensor {name!r}") from None
+            raise ModelError(f"{self.path}: there is no tensor {name!r}") from None
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes as stored, (nbytes,): a read-only view of the mapping."""
         tensor = self.tensor(name)
-        return np.frombuffer(self._data[tensor.file], np.uint8, tensor.nbytes, tensor.offset)
+        return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor's values in its shape: a new, writable array. Raises ModelError for a type other than F64, F32, F16 and BF16."""
@@ -99,9 +89,48 @@ class SafetensorsFolder:
             return bfloat16_to_float32(raw.view("<u2")).reshape(tensor.shape)
         if tensor.dtype not in _READABLE:
             readable = ", ".join((*_READABLE, "BF16"))
-            raise ModelError(f"{tensor.file}: tensor {name!r} is of type {tensor.dtype}; weights can be read from {readable} only")
+            raise ModelError(f"{self.path}: tensor {name!r} is of type {tensor.dtype}; weights can be read from {readable} only")
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as it should
             return raw.view(_READABLE[tensor.dtype]).astype(np.float32).reshape(tensor.shape)
+
+
+class SafetensorsFolder:
+    """The tensors of one model, whichever files hold them."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, SafeTensor], files: Mapping[Path, SafetensorsFile]) -> None:
+        self.folder = folder
+        self.tensors = tensors
+        """Name -> record, by file and offset."""
+        self._files = files
+
+    @staticmethod
+    def open(folder: Path) -> SafetensorsFolder:
+        """Read every header. Raises ModelError, naming the file, where one is absent, damaged or disagrees with the index."""
+        files: dict[Path, SafetensorsFile] = {}
+        tensors: dict[str, SafeTensor] = {}
+        for path, names in weight_files(folder).items():
+            files[path] = SafetensorsFile.open(path)
+            found = files[path].tensors
+            missing = [name for name in names or () if name not in found]
+            if missing:
+                raise ModelError(f"{path}: tensor {missing[0]!r} isn't in it, though {INDEX_FILE} says so ({len(missing)} such)")
+            # Where an index exists it alone says which shard a tensor is read from.
+            tensors |= {name: tensor for name, tensor in found.items() if names is None or name in names}
+        return SafetensorsFolder(folder, tensors, files)
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """As `SafetensorsFile.raw`. Raises ModelError where the folder has no such tensor."""
+        return self._file_of(name).raw(name)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """As `SafetensorsFile.float32`. Raises ModelError where the folder has no such tensor."""
+        return self._file_of(name).float32(name)
+
+    def _file_of(self, name: str) -> SafetensorsFile:
+        try:
+            return self._files[self.tensors[name].file]
+        except KeyError:
+            raise ModelError(f"{self.folder}: there is no tensor {name!r}") from None
 
 
 def weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
