@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sterna.errors import ModelError
 from sterna.files.gguf import GGUFFile
-from sterna.files.safetensors import SafetensorsFile
+from sterna.files.safetensors import SafetensorsFolder
 from sterna.models.family import Family
 from sterna.models.spec import ModelSpec, weight_shapes
 
@@ -24,17 +24,7 @@ WEIGHTS_FILE = "weights.json"
 
 _HF_HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
-"""Tensors whose contents the spec holds already (rope) or that follow from it."""
-
-
-class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor as it lies in a file."""
-
-    file: str
-    dtype: str
-    """As the format names it: `BF16`, `Q4_1`, …"""
-    shape: tuple[int, ...]
-    """Row-major."""
+"""Tensors that say again what the spec's rope says."""
 
 
 class Unpermute(msgspec.Struct, frozen=True, tag="unpermute"):
@@ -46,18 +36,18 @@ class Unpermute(msgspec.Struct, frozen=True, tag="unpermute"):
     heads: int
 
     def canonical_rows(self, rows: int) -> NDArray[np.intp]:
-        """(rows,): the stored row that each canonical row is."""
+        """(rows,): which stored row each canonical row is."""
         return np.arange(rows).reshape(self.heads, rows // self.heads // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
 class WeightEntry(msgspec.Struct, frozen=True):
-    """One canonical weight."""
+    """One canonical weight, as it is stored."""
 
     file: str
-    format: str
-    """`gguf` or `safetensors`."""
+    """Path of the file that holds it."""
     tensor: str
     dtype: str
+    """As the format names it: `BF16`, `Q4_1`, …"""
     shape: tuple[int, ...]
     transform: Unpermute | None = None
 
@@ -65,9 +55,13 @@ class WeightEntry(msgspec.Struct, frozen=True):
 class WeightIndex(msgspec.Struct, frozen=True):
     """Every weight that a spec needs, by canonical name."""
 
+    format: Literal["gguf", "safetensors"]
+    source: str
+    """Path of the GGUF file, or of the folder that holds the safetensors files."""
     entries: dict[str, WeightEntry]
 
     def save(self, folder: Path) -> None:
+        """Write `weights.json`."""
         (folder / WEIGHTS_FILE).write_bytes(msgspec.json.encode(self))
 
     @staticmethod
@@ -79,64 +73,80 @@ class WeightIndex(msgspec.Struct, frozen=True):
             raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
 
 
-def index_for_hf(spec: ModelSpec, family: Family, tensors: Mapping[str, StoredTensor]) -> WeightIndex:
-    """Find every weight of the spec among the tensors of one or more safetensors files.
+class _Stored(NamedTuple):
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
 
-    Raises ModelError naming a tensor that is missing, misshapen, or there without the spec having a place for it.
+
+def index_for_hf(spec: ModelSpec, family: Family, folder: SafetensorsFolder) -> WeightIndex:
+    """Find every weight of the spec among a folder's tensors.
+
+    Raises ModelError naming a tensor that is missing, misshapen, or there without the architecture having a place for it.
     """
-    return _index(spec, "safetensors", tensors, family.hf_name, lambda canonical: None, _HF_HARMLESS)
+    stored = _stored_in(folder)
+    entries = _find(spec, stored, family.hf_name, lambda canonical: None, _HF_HARMLESS)
+    return WeightIndex("safetensors", str(folder.folder), entries)
 
 
-def index_for_gguf(spec: ModelSpec, family: Family, tensors: Mapping[str, StoredTensor]) -> WeightIndex:
-    """As `index_for_hf`, for GGUF files."""
-    return _index(spec, "gguf", tensors, family.gguf_name, partial(family.gguf_permuted_heads, spec), _GGUF_HARMLESS)
+def index_for_gguf(spec: ModelSpec, family: Family, file: GGUFFile) -> WeightIndex:
+    """As `index_for_hf`, for a GGUF file."""
+    stored = _stored_in(file)
+    entries = _find(spec, stored, family.gguf_name, partial(family.gguf_permuted_heads, spec), _GGUF_HARMLESS)
+    return WeightIndex("gguf", str(file.path), entries)
 
 
-class _Naming(Protocol):
-    def __call__(self, canonical: str) -> str: ...
+def _stored_in(source: GGUFFile | SafetensorsFolder) -> dict[str, _Stored]:
+    if isinstance(source, GGUFFile):
+        return {name: _Stored(str(source.path), tensor.type, tensor.shape) for name, tensor in source.tensors.items()}
+    return {name: _Stored(str(tensor.file), tensor.dtype, tensor.shape) for name, tensor in source.tensors.items()}
 
 
-class _Permuting(Protocol):
-    def __call__(self, canonical: str) -> int | None: ...
-
-
-def _index(
+def _find(
     spec: ModelSpec,
-    file_format: str,
-    tensors: Mapping[str, StoredTensor],
-    stored_name: _Naming,
-    permuted_heads: _Permuting,
+    tensors: Mapping[str, _Stored],
+    stored_name: Callable[[str], str],
+    permuted_heads: Callable[[str], int | None],
     harmless: re.Pattern[str],
-) -> WeightIndex:
+) -> dict[str, WeightEntry]:
     entries: dict[str, WeightEntry] = {}
     surplus = dict(tensors)
     for canonical, shape in weight_shapes(spec).items():
         name = stored_name(canonical)
         stored = surplus.pop(name, None)
         if stored is None:
-            raise ModelError(f"tensor {name} is missing (expected shape {shape})")
+            raise ModelError(f"tensor {name} is missing (expected, of shape {shape})")
         if stored.shape != shape:
             raise ModelError(f"{stored.file}: tensor {name} has shape {stored.shape}, expected {shape}")
         heads = permuted_heads(canonical)
-        transform = None if heads is None else Unpermute(heads)
-        entries[canonical] = WeightEntry(stored.file, file_format, name, stored.dtype, shape, transform)
+        entries[canonical] = WeightEntry(stored.file, name, stored.dtype, shape, None if heads is None else Unpermute(heads))
     for name, stored in surplus.items():
         if not harmless.fullmatch(name):
-            raise ModelError(f"{stored.file}: tensor {name} (shape {stored.shape}) has no place in this architecture")
-    return WeightIndex(entries)
+            raise ModelError(f"{stored.file}: tensor {name} of shape {stored.shape} has no place in this architecture")
+    return entries
 
 
 class WeightStore:
-    """A model's weights, read from its files when asked for, in canonical layout. Not thread-safe."""
+    """A model's weights in canonical layout, read when asked for. Not thread-safe."""
 
-    def __init__(self, index: WeightIndex) -> None:
+    def __init__(self, index: WeightIndex, source: GGUFFile | SafetensorsFolder) -> None:
         self.index = index
-        self._files: dict[str, GGUFFile | SafetensorsFile] = {}
+        self._source = source
 
     @staticmethod
     def open(folder: Path) -> WeightStore:
-        """The weights of a resolved model folder. Raises ModelError where its index is absent or damaged."""
-        return WeightStore(WeightIndex.load(folder))
+        """The weights of a resolved model folder.
+
+        Raises ModelError where the index or a file of weights is absent or damaged, or where a file isn't as it was when indexed.
+        """
+        index = WeightIndex.load(folder)
+        path = Path(index.source)
+        source = GGUFFile.open(path) if index.format == "gguf" else SafetensorsFolder.open(path)
+        stored = _stored_in(source)
+        for entry in index.entries.values():
+            if stored.get(entry.tensor) != (entry.file, entry.dtype, entry.shape):
+                raise ModelError(f"{entry.file}: tensor {entry.tensor} is not what it was when the model was resolved: resolve it again")
+        return WeightStore(index, source)
 
     def names(self) -> Iterator[str]:
         return iter(self.index.entries)
@@ -145,20 +155,16 @@ class WeightStore:
         return name in self.index.entries
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Raises KeyError for an unknown name."""
         return self.index.entries[name].shape
 
     def float32(self, name: str) -> Float32Array:
-        """One weight, dequantized, C-contiguous. Raises ModelError where its file can't be read, KeyError for an unknown name."""
+        """One weight, dequantized: a new, writable, C-contiguous array of `shape(name)`.
+
+        Raises KeyError for an unknown name, ModelError for a type that can't be read as numbers.
+        """
         entry = self.index.entries[name]
-        values = self._open(entry).float32(entry.tensor)
+        values = self._source.float32(entry.tensor)
         if entry.transform is not None:
             values = values[entry.transform.canonical_rows(len(values))]
-        return np.ascontiguousarray(values)
-
-    def _open(self, entry: WeightEntry) -> GGUFFile | SafetensorsFile:
-        opened = self._files.get(entry.file)
-        if opened is None:
-            path = Path(entry.file)
-            opened = GGUFFile.open(path) if entry.format == "gguf" else SafetensorsFile.open(path)
-            self._files[entry.file] = opened
-        return opened
+        return values
