@@ -45,7 +45,9 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         command = [sys.executable, "-m", "sterna", "serve", str(model), "--port", str(self.port), *flags]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([*(env or {}).get("PYTHONPATH", "").split(os.pathsep), str(ROOT / "src")])}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([*(env or {}).get("PYTHONPATH", "").split(os.pathsep), str(ROOT / "src")])
+        }
         environment |= {name: value for name, value in (env or {}).items() if name != "PYTHONPATH"}
         with log.open("wb") as stream:
             self.process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=log.parent)
