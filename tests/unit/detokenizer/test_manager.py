@@ -1,5 +1,6 @@
 """Hop 7: text leaves once, whole characters only, and never a byte of a stop that matched."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def stream(text: bytes, cuts: list[int], reason: FinishReason, first: DecodeOpen
     manager = new_manager()
     deltas: list[str] = []
     edges = [0, *sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]
-    for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for index, (start, end) in enumerate(itertools.pairwise(edges)):
         last = index == len(edges) - 2
         row = TokenIDRow("r", start, list(text[start:end]), reason if last else None, first if index == 0 else None)
         deltas += [out.output_str for out in rows_of(manager, batch(row))]

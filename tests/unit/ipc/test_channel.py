@@ -54,8 +54,7 @@ def test_what_is_not_of_the_union_stops_at_the_boundary(frame: bytes, run: RunDi
     raw.send(msgspec.msgpack.encode(ShutdownReq()))
     assert receiver.wait(5000)
     with pytest.raises(ChannelError):
-        while receiver.wait(5000):
-            list(receiver.drain(1))
+        list(receiver.drain(1))
     assert receiver.wait(5000)
     assert list(receiver.drain()) == [ShutdownReq()]
     raw.close(linger=0)
@@ -64,9 +63,13 @@ def test_what_is_not_of_the_union_stops_at_the_boundary(frame: bytes, run: RunDi
 
 def test_a_reader_that_takes_nothing_is_an_error_not_a_wait(run: RunDirectory, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     sender: Sender[ToServer] = Sender(context, run.address("server", 1), high_water_mark=1)
-    with pytest.raises(ChannelError):
+
+    def send_many() -> None:
         for _ in range(10_000):
             sender.send(ShutdownReq())  # type: ignore[arg-type]
+
+    with pytest.raises(ChannelError):
+        send_many()
     sender.close(linger_ms=0)
 
 
