@@ -90,6 +90,8 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise _refusal("continue_final_message and add_generation_prompt exclude each other")
+        if continue_final_message and "content" not in self.source:
+            raise _refusal("continue_final_message: the chat template doesn't show contents")
         chat = [_prepared(message, flatten=not self.takes_parts) for message in messages]
         final = _tag_final(chat) if continue_final_message else None
         variables = {

@@ -3,6 +3,8 @@
 The oracle is the library's one-shot decode of all ids, which shares no code with the tables that the product decodes by.
 """
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def pushed(tokenizer: Tokenizer, tail: list[int], pieces: list[list[int]], skip:
 
 def split(ids: list[int], cuts: list[int]) -> list[list[int]]:
     at = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
-    return [ids[a:b] for a, b in zip(at, at[1:], strict=False)]
+    return [ids[a:b] for a, b in pairwise(at)]
 
 
 @given(st.data(), names, flags)
