@@ -10,6 +10,8 @@ from sterna.protocol.generate import CacheNamespace
 
 
 class ChunkCache(PrefixCache):
+    shares = False
+
     def __init__(self, num_groups: int) -> None:
         empty = tuple(np.zeros(0, dtype=np.int32) for _ in range(num_groups))
         self._nothing = PrefixMatch(0, empty, PrefixNode())

@@ -32,6 +32,8 @@ class PrefixMatch:
 
 
 class PrefixCache(abc.ABC):
+    shares: bool = True
+    """Whether one request's KV ever serves another."""
     version: int = 0
     """Changes whenever what can be matched changes."""
 
