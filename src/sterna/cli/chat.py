@@ -121,7 +121,10 @@ class ChatClient:
             return str(json.load(response)["data"][0]["id"])
 
     def stream_chat(self, body: dict[str, Any]) -> Iterator[str]:
-        """Content deltas. Leaving the iterator closes the connection, which ends the request. Raises StartupError with the server's message."""
+        """Content deltas. Leaving the iterator closes the connection, which ends the request.
+
+        Raises StartupError with the server's message.
+        """
         with self._request("POST", "/v1/chat/completions", body | {"stream": True}) as response:
             for line in response:
                 if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
