@@ -19,9 +19,7 @@ def check_counts(ledger: KVLedger) -> None:
     pools, cache = ledger.pools, ledger.cache
     free, evictable, protected, owned = pools.available, cache.evictable_size, cache.protected_size, ledger.owned
     if free + evictable + protected + owned != pools.total or min(free, evictable, protected, owned) < 0:
-        raise InvariantViolation(
-            f"free {free} + evictable {evictable} + protected {protected} + owned {owned} is not {pools.total}"
-        )
+        raise InvariantViolation(f"free {free} + evictable {evictable} + protected {protected} + owned {owned} is not {pools.total}")
 
 
 def check_ownership(ledger: KVLedger, reqs: Iterable[Req]) -> None:
