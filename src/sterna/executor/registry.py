@@ -11,7 +11,7 @@ from sterna.errors import ConfigError
 from sterna.executor.base import Executor
 
 EXECUTORS: dict[str, tuple[str, str]] = {
-    "torch": ("sterna.executor.torch.engine", "create"),
+    "torch": ("sterna.executor.torch.executor", "create"),
     "scripted": ("sterna.executor.scripted", "create"),
 }
 """Name -> (module, function); the function is `create(args: ServerArgs, folder: Path) -> Executor`."""

@@ -12,7 +12,7 @@ import tiny_models
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, ForwardBatch, GroupSlots, StepHandle
-from sterna.executor.torch.engine import TorchExecutor, make
+from sterna.executor.torch.executor import TorchExecutor, make
 from sterna.models.registry import load_family
 from sterna.models.spec import ModelSpec
 from sterna.protocol.sampling import SamplingParams

@@ -125,8 +125,7 @@ def _attention(
         return _attend(spec, queries, kv, buckets[0])
     out = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for bucket in buckets:
-        taken = queries if bucket.tokens is None else queries.index_select(0, bucket.tokens)
-        mixed = _attend(spec, taken, kv, bucket)
+        mixed = _attend(spec, queries.index_select(0, bucket.tokens), kv, bucket)
         out.index_copy_(0, bucket.real_tokens, mixed if bucket.real is None else mixed.index_select(0, bucket.real))
     return out
 

@@ -1,7 +1,8 @@
 """Logits to token ids, for all rows of a step at once.
 
 Order: repetition penalty, presence and frequency penalties, logit bias, end tokens masked before `min_new_tokens`; then, where the
-temperature isn't 0, z = (logit - largest) / temperature, top_k, top_p, min_p, and the largest z + noise (`executor/random.py`) among what is left.
+temperature isn't 0, z = (logit - largest) / temperature, top_k, top_p, min_p, and the largest z + noise (`executor/random.py`) among what
+is left.
 
 - repetition (Keskar et al. 2019): the logit of a token in prompt or output is divided by the penalty where positive, multiplied where not.
 - presence, frequency: `presence + frequency * count` is taken off the logit of a token that occurs `count` > 0 times in the output.
