@@ -169,9 +169,7 @@ def test_a_second_request_under_a_live_rid_does_not_disturb_the_first(caplog: py
         pytest.param([1] * 3000, {"max_new_tokens": 4}, 500, "engine_failure", id="larger than the pool"),
     ],
 )
-def test_what_could_harm_the_scheduler_is_refused_with_one_row(
-    prompt: list[int], settings: dict[str, int], status: int, code: str
-) -> None:
+def test_what_could_harm_the_scheduler_is_refused_with_one_row(prompt: list[int], settings: dict[str, int], status: int, code: str) -> None:
     h = Harness(max_total_tokens=2048)
     h.send("bad", prompt, **settings)
     h.send("good", [1, 2], 4)

@@ -288,3 +288,15 @@ def test_the_expected_output_share_falls_in_600_steps_and_rises_with_a_retractio
     assert ratio.value == pytest.approx(0.098)
     ratio.step()
     assert ratio.value == pytest.approx(0.098)
+
+
+def test_a_fault_in_admission_ends_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = Harness()
+    h.send("bad", prompt_of(0, 64), 4)
+    h.send("good", prompt_of(1, 64), 4)
+    match = h.scheduler.ledger.match
+    monkeypatch.setattr(h.scheduler.ledger, "match", lambda req: 1 / 0 if req.rid == "bad" else match(req))
+    h.run()
+    assert h.abort_code("bad") == (500, "engine_failure")
+    assert h.output("good") == prompt_of(1, 64)[:4]
+    h.assert_at_baseline()

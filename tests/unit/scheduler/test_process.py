@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from byte_model import make_byte_model
 
+from byte_model import make_byte_model
 from sterna.config.process_start import ProcessStart
 from sterna.config.server_args import ServerArgs
 from sterna.ipc.addresses import RunDirectory
@@ -71,7 +71,7 @@ def start(tmp_path: Path, context: "zmq.Context[zmq.Socket[bytes]]", run: RunDir
     return Peers(process, server, detokenizer, Sender(context, addresses["scheduler"]))
 
 
-@pytest.fixture()
+@pytest.fixture
 def peers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Peers]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     run = RunDirectory.create()
@@ -84,11 +84,6 @@ def peers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Peers]:
     peers.scheduler.close(linger_ms=0)
     context.term()
     run.remove()
-
-
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def test_a_request_goes_in_and_its_tokens_come_out(peers: Peers) -> None:
@@ -109,13 +104,6 @@ def test_a_request_goes_in_and_its_tokens_come_out(peers: Peers) -> None:
             break
     assert stats.kv_used_tokens == 0
     peers.scheduler.send(ShutdownReq())
-    assert peers.process.wait(60) == 0
-
-
-def test_it_sleeps_when_there_is_nothing_to_do(peers: Peers) -> None:
-    peers.next_of(ProcessReady)
-    peers.scheduler.send(ShutdownReq())
-    # Blocked in its inbox it wakes for this message and for nothing before it.
     assert peers.process.wait(60) == 0
 
 

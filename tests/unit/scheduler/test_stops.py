@@ -1,8 +1,8 @@
 """Stops by text and by id, decided one token at a time. The byte tokenizer: a token is a byte."""
 
 import pytest
-from byte_model import IM_END
 
+from byte_model import IM_END
 from sterna.protocol.finish import FinishLength, FinishMatchedStr, FinishMatchedToken
 from unit.scheduler.harness import Harness
 
