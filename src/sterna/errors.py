@@ -124,6 +124,11 @@ class OverloadedError(SternaError):
     error_type: str = "overloaded_error"
     retry_after_s: int = 1
 
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
 
 class QueueFull(OverloadedError):
     code = "queue_full"
