@@ -145,9 +145,9 @@ def test_offline_a_broken_off_download_is_no_model(fake: FakeHub, tmp_path: Path
 
 
 def test_huggingface_hub_told_to_stay_offline_gives_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    script = "from pathlib import Path; from sterna.files.hub import locate; locate('org/name', Path('cache'))"
+    script = f"from pathlib import Path; from sterna.files.hub import locate; locate('org/name', Path({str(tmp_path)!r}))"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert "ModelError: org/name: the Hugging Face hub can't be reached" in done.stderr
     assert "name its folder or .gguf file" in done.stderr
 
