@@ -45,8 +45,8 @@ def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
 
 def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
     config = variant.config
-    # transformers tells Mistral from Llama by this very name.
-    writer.add_name("mistral" if variant.family == "mistral" else name)
+    # Not just "mistral": transformers takes that for an architecture of its own, which it then can't read.
+    writer.add_name(f"tiny-{name}")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

@@ -1,5 +1,6 @@
-"""Reading safetensors: one file, or a model's folder of one or many (the format: the safetensors project's README; `model.safetensors.index.json` is
-transformers').
+"""Reading safetensors: one file, or a model's folder of one or many.
+
+The format is the safetensors project's (its README), `model.safetensors.index.json` is transformers'.
 
     header length u64 | header: JSON of name -> {dtype, shape, data_offsets: [begin, end) in the data} | data
 
