@@ -109,6 +109,8 @@ class RequestNotFound(RequestError):
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
+    allowed: tuple[str, ...] = ()
+    """Methods that the route has."""
 
 
 class PayloadTooLarge(RequestError):
@@ -123,6 +125,11 @@ class OverloadedError(SternaError):
     code: str = "overloaded"
     error_type: str = "overloaded_error"
     retry_after_s: int = 1
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
 
 
 class QueueFull(OverloadedError):

@@ -28,6 +28,8 @@ class Sender(Generic[T]):
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
         self._socket.setsockopt(zmq.LINGER, 1000)
+        # Senders connect before their reader has bound: the default of 100 ms between tries would show in the time to ready.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
         self._socket.connect(address)
 
     def send(self, message: T) -> None:

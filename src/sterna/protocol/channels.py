@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sterna.protocol.control import (
+    DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
     OutputCredit,
@@ -21,4 +22,4 @@ from sterna.protocol.generate import (
 
 ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | ShutdownReq
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | ProcessReady | ProcessFailed
+ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed

@@ -63,3 +63,12 @@ class ProcessFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     process: str
     message: str
+
+
+class DecodeRefused(msgspec.Struct, frozen=True, kw_only=True, tag="decode_refused"):
+    """The detokenizer can't decode this rid (no room, or a fault): the server aborts it.
+
+    The rid's terminal row, when the scheduler sends it, leaves the detokenizer with the reason for the refusal.
+    """
+
+    rid: str

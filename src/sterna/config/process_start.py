@@ -1,0 +1,70 @@
+"""How a child process begins: what it is told, on its standard input, and that it ends when its parent does.
+
+    python -m sterna.scheduler.process  <  one line of JSON: ProcessStart
+
+The parent keeps the pipe open for as long as it lives. End of file therefore means that the parent is gone, however it went, and
+the child ends at once: no orphan outlives a kill -9.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from sterna.config.log import setup_logging
+from sterna.config.server_args import ServerArgs
+from sterna.errors import StartupError
+from sterna.ipc.channel import Sender
+from sterna.protocol.channels import ToServer
+from sterna.protocol.control import ProcessFailed
+
+log = logging.getLogger(__name__)
+
+
+class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a child is told. Addresses are ipc:// URLs; keys are not among its settings."""
+
+    args: ServerArgs
+    folder: str
+    """The resolved model (`config/model_config.py`)."""
+    inbox: str
+    """Where this process receives."""
+    detokenizer: str
+    server: str
+    epoch: int
+
+
+def enter_process(name: str, run: Callable[[ProcessStart], None]) -> None:
+    """Read the start message and `run`. A fault before the process is ready is told to the server as `ProcessFailed`; exit code 1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends us in order
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessStart)
+    setup_logging(start.args.log_level, name)
+    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    try:
+        run(start)
+    except Exception as fault:
+        expected = isinstance(fault, StartupError)
+        log.error("%s", fault, exc_info=not expected)
+        _report(start.server, ProcessFailed(process=name, message=str(fault) if expected else f"{name} failed: {fault!r}"))
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)
+
+
+def _report(server: str, failure: ProcessFailed) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sender: Sender[ToServer] = Sender(context, server)
+    sender.send(failure)
+    sender.close()
+    context.term()

@@ -1,0 +1,48 @@
+"""Settings checked and completed, once and purely: everything after this trusts them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.errors import ConfigError
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "threads": (1, 4096),
+    "context_length": (2, 1 << 30),
+    "max_total_tokens": (1, 1 << 31),
+    "page_size": (1, 4096),
+    "max_running_requests": (1, 65536),
+    "max_queued_requests": (0, 10_000_000),
+    "chunked_prefill_size": (0, 1 << 30),
+    "max_body_bytes": (1024, 1 << 40),
+    "max_detokenizer_states": (1, 10_000_000),
+    "sse_keep_alive": (0.01, 3600),
+    "sse_commit_after": (0, 3600),
+    "drain_timeout": (0, 86_400),
+    "stream_interval": (1, 65536),
+}
+
+
+def flag_of(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def check(args: ServerArgs) -> ServerArgs:
+    """What needs no model to be checked. Raises ConfigError naming the flag."""
+    for field, (low, high) in _RANGES.items():
+        value = getattr(args, field)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{flag_of(field)} must be between {low:g} and {high:g}, not {value}")
+    if not args.host:
+        raise ConfigError("--host is empty")
+    if args.api_key is not None and not args.api_key:
+        raise ConfigError("--api-key is empty")
+    return args
+
+
+def complete(args: ServerArgs, model: ModelConfig) -> ServerArgs:
+    """Fill in what the model decides."""
+    return msgspec.structs.replace(args, context_length=model.context_len, served_model_name=args.served_model_name or model.name)

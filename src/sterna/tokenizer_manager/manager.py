@@ -1,0 +1,307 @@
+"""`TokenizerManager`: where a request enters the runtime and where its output comes back. Owns `rid -> ReqState`.
+
+It lives on the server's event loop; everything here runs there, but template and tokenizer, which run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, ParamSpec, TypeVar, assert_never
+
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.errors import DuplicateRid, EngineDead, OverloadedError, QueueFull
+from sterna.ipc.channel import ChannelError, Receiver, Sender
+from sterna.protocol.channels import ToScheduler, ToServer
+from sterna.protocol.control import (
+    DecodeRefused,
+    FlushCacheOutput,
+    FlushCacheReq,
+    OutputCredit,
+    ProcessFailed,
+    ProcessReady,
+    SchedulerStats,
+)
+from sterna.protocol.finish import FinishAbort
+from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
+from sterna.text.chat_template import ChatTemplate
+from sterna.text.tokenizer import Tokenizer
+from sterna.tokenizer_manager.control import ControlCalls
+from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
+from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.tokenize import to_tokenized
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Outcome = Literal["ok", "error", "abort"]
+
+# The scheduler may have 32 batches of output in flight; credits go back in eighths of that, or when nothing more is there to fold.
+CREDIT_BATCH = 4
+# Messages folded before other tasks of the loop get their turn.
+DRAIN_LIMIT = 64
+TOKENIZER_THREADS = 2
+
+
+class TokenizerManager:
+    """See the module. `startup` attaches it to the running loop; until `ready` is set every request is refused."""
+
+    def __init__(
+        self,
+        args: ServerArgs,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        inbox: Receiver[ToServer],
+        scheduler: Sender[ToScheduler],
+        epoch: int,
+    ) -> None:
+        self.args = args
+        self.model = model
+        self.served_model_name = args.served_model_name or model.name
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.context_len = model.context_len
+        self.itl = InterTokenLatency()
+        self.stats: SchedulerStats | None = None
+        self.process_info: dict[str, dict[str, str | int | float | bool]] = {}
+        self.failure: str | None = None
+        """Why a child could not start or has died; None while all is well."""
+        self.draining = False
+        self.started_total = 0
+        self.on_finish: list[Callable[[ReqState, Outcome], None]] = []
+        self.ready_event = asyncio.Event()
+        self.idle_event = asyncio.Event()
+        """Set while no request is live."""
+        self.idle_event.set()
+        self._epoch = epoch
+        self._inbox = inbox
+        self._scheduler = scheduler
+        self._states: dict[str, ReqState] = {}
+        self._closed: set[str] = set()
+        """Live rids whose reader has gone."""
+        self._admitted = 0
+        self._capacity = min(args.max_running_requests + args.max_queued_requests, args.max_detokenizer_states)
+        self._control = ControlCalls()
+        self._credit = 0
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- life ----
+
+    def startup(self) -> None:
+        """Begin to receive. Call from the loop that will run everything."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._inbox.fd, self._drain_inbox)
+        self._drain_inbox()
+
+    def shutdown(self) -> None:
+        """Stop receiving and let the threads go. Live requests should have ended before (`end_all`)."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._inbox.fd)
+            self._loop = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def ready(self) -> bool:
+        return self.ready_event.is_set() and self.alive and not self.draining
+
+    @property
+    def alive(self) -> bool:
+        return self.failure is None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._states)
+
+    # ---- requests ----
+
+    def admit(self) -> Admission:
+        """Take a place for one request. Raises EngineDead, OverloadedError (not ready yet, draining) or QueueFull."""
+        if self.failure is not None:
+            raise EngineDead("the engine has stopped")
+        if self.draining:
+            raise OverloadedError("the server is shutting down", code="draining")
+        if not self.ready_event.is_set():
+            raise OverloadedError("the model is still being loaded", code="not_ready")
+        if self._admitted >= self._capacity:
+            raise QueueFull("The request queue is full.")
+        self._admitted += 1
+        return Admission(self._release_admission)
+
+    def _release_admission(self) -> None:
+        self._admitted -= 1
+
+    async def run_blocking(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `fn` off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: fn(*args, **kwargs))
+
+    async def generate_request(self, obj: GenerateReqInput, admission: Admission) -> JournalReader:
+        """Hop 3: register `obj.rid`, tokenize, dispatch. The reader must be closed by whoever gets it.
+
+        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest; then nothing of the request is left and `admission` is closed.
+        """
+        if obj.rid in self._states:
+            admission.close()
+            raise DuplicateRid(f"a request with rid {obj.rid!r} is running", param="rid")
+        state = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
+        self._states[obj.rid] = state
+        self.idle_event.clear()
+        self.started_total += 1
+        try:
+            tokenized = await self.run_blocking(
+                to_tokenized,
+                obj,
+                self.tokenizer,
+                vocab_size=self.model.vocab_size,
+                context_len=self.context_len,
+                reply_to=self._inbox.address,
+                epoch=self._epoch,
+            )
+            state.times.tokenized = time.monotonic()
+            state.tokenized = tokenized
+            state.prompt_tokens = len(tokenized.input_ids)
+            if not state.finished:  # aborted, or the engine died, while it was being tokenized
+                self._scheduler.send(tokenized)
+                state.dispatched = True
+                state.times.dispatched = time.monotonic()
+            return JournalReader(state, self._reader_closed)
+        except BaseException as fault:
+            self._remove(state, "abort" if isinstance(fault, asyncio.CancelledError) else "error")
+            raise
+
+    def abort_request(self, rid: str) -> bool:
+        """End exactly this rid; its reader gets the terminal output. False where it isn't live."""
+        state = self._states.get(rid)
+        if state is None or state.finished:
+            return False
+        self._abort(state)
+        return True
+
+    def abort_all(self) -> int:
+        """End every live request; how many there were."""
+        return sum(self.abort_request(rid) for rid in list(self._states))
+
+    async def flush_cache(self) -> int:
+        """Tokens whose KV was dropped. Raises EngineDead."""
+        if self.failure is not None:
+            raise EngineDead("the engine has stopped")
+        control_id, future = self._control.open()
+        self._scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
+        return (await future).flushed_tokens
+
+    def fail(self, message: str) -> None:
+        """A process of the group is dead: every live request ends now, and no further one is admitted."""
+        if self.failure is None:
+            self.failure = message
+            self._control.fail_all(EngineDead("the engine has stopped"))
+            self.end_all(FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
+
+    def end_all(self, reason: FinishAbort) -> None:
+        """End every live request without the scheduler."""
+        for state in list(self._states.values()):
+            self._end_locally(state, reason)
+
+    # ---- endings ----
+
+    def _abort(self, state: ReqState) -> None:
+        if not state.dispatched:
+            end_locally(state, FinishAbort("aborted", 499, "aborted"))
+        elif not state.abort_sent:
+            state.abort_sent = True
+            self._scheduler.send(AbortReq(rid=state.rid))
+
+    def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
+        end_locally(state, reason)
+        if state.rid in self._closed:
+            self._remove(state, "error")
+
+    def _reader_closed(self, state: ReqState) -> None:
+        if state.finished:
+            self._remove(state, self._outcome(state))
+        else:
+            self._closed.add(state.rid)
+            self._abort(state)
+
+    def _outcome(self, state: ReqState) -> Outcome:
+        reason = state.finished_reason
+        if not isinstance(reason, FinishAbort):
+            return "ok"
+        return "abort" if aborted(reason) else "error"
+
+    def _remove(self, state: ReqState, outcome: Outcome) -> None:
+        del self._states[state.rid]
+        self._closed.discard(state.rid)
+        state.admission.close()
+        state.times.finished = time.monotonic()
+        if not self._states:
+            self.idle_event.set()
+        for observer in self.on_finish:
+            observer(state, outcome)
+
+    # ---- output ----
+
+    def _drain_inbox(self) -> None:
+        if self._loop is None:
+            return
+        received = 0
+        try:
+            for message in self._inbox.drain(DRAIN_LIMIT):
+                received += 1
+                self._receive(message)
+        except ChannelError:
+            log.exception("a message was dropped")
+            received = DRAIN_LIMIT  # there may be more behind it
+        if self._credit and (received < DRAIN_LIMIT or self._credit >= CREDIT_BATCH):
+            self._scheduler.send(OutputCredit(batches=self._credit))
+            self._credit = 0
+        if received == DRAIN_LIMIT:
+            self._loop.call_soon(self._drain_inbox)
+
+    def _receive(self, message: ToServer) -> None:
+        match message:
+            case BatchStrOutput():
+                self._credit += 1
+                now = time.monotonic()
+                for row in message.rows:
+                    self._fold(row, message.epoch, message.detokenized_time, now)
+            case SchedulerStats():
+                self.stats = message
+            case FlushCacheOutput():
+                self._control.answer(message)
+            case DecodeRefused():
+                self._abort_refused(message.rid)
+            case ProcessReady():
+                self.process_info[message.process] = message.info
+                if {"scheduler", "detokenizer"} <= self.process_info.keys():
+                    self.ready_event.set()
+            case ProcessFailed():
+                log.error("%s cannot start: %s", message.process, message.message)
+                self.fail(message.message)
+            case _:
+                assert_never(message)
+
+    def _fold(self, row: StrRow, epoch: int, detokenized_time: float, now: float) -> None:
+        state = self._states.get(row.rid)
+        if state is None:
+            return  # ended without the scheduler; its output comes late
+        try:
+            fold(state, row, epoch, detokenized_time, now, self.itl)
+        except JournalGap as gap:
+            log.error("output was lost: %s", gap)
+            self._abort(state)
+            self._end_locally(state, FinishAbort("internal error", 500, "engine_failure"))
+            return
+        if state.finished and row.rid in self._closed:
+            self._remove(state, self._outcome(state))
+
+    def _abort_refused(self, rid: str) -> None:
+        state = self._states.get(rid)
+        if state is not None and not state.finished:
+            self._abort(state)

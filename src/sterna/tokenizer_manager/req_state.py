@@ -1,0 +1,168 @@
+"""The journal of one request: `ReqState`, append-only, and `JournalReader`, which reads it by cursor.
+
+    registered ── dispatch ──> dispatched ── rows folded ──> receiving ── terminal row ──> finished ── reader closed ──> removed
+        │                          │                             │
+        │ failure, abort:          └─────────────────────────────┴── reader closed: AbortReq, once; kept until the terminal row
+        └ dropped here and now
+
+Streaming, full responses and replay are readers of the same journal. `dispatched` is true iff the scheduler may hold something
+for the rid (invariant 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sterna.protocol.finish import FinishAbort, FinishReason
+from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
+
+
+class Admission:
+    """A place among the live requests, taken before any work is done for one. `close` gives it back, once."""
+
+    __slots__ = ("_release",)
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
+
+    def close(self) -> None:
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
+
+
+@dataclass(slots=True, eq=False)
+class RequestTimes:
+    """When each stage was reached, in seconds of CLOCK_MONOTONIC; None for one that wasn't."""
+
+    received: float
+    templated: float | None = None
+    tokenized: float | None = None
+    dispatched: float | None = None
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    detokenized: float | None = None
+    first_byte: float | None = None
+    finished: float | None = None
+
+    def take(self, scheduler: SchedulerTimes) -> None:
+        """Adopt what the scheduler saw."""
+        self.first_scheduled = scheduler.first_scheduled
+        self.first_token = scheduler.first_token
+        self.last_token = scheduler.last_token
+
+
+@dataclass(slots=True, eq=False)
+class ReqState:
+    """Owned by the server's event loop; nobody else writes it."""
+
+    rid: str
+    times: RequestTimes
+    epoch: int
+    """Of the scheduler that its next row must come from."""
+    admission: Admission
+    """Its place among the live requests; given back when it is removed."""
+    tokenized: TokenizedGenerateReqInput | None = None
+    """None until hop 3 is through."""
+    dispatched: bool = False
+    abort_sent: bool = False
+    output_ids: list[int] = field(default_factory=list)
+    text_chunks: list[str] = field(default_factory=list)
+    """One per accepted row, in order; many are empty."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finished_reason: FinishReason | None = None
+    retractions: int = 0
+    last_row_time: float | None = None
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def finished(self) -> bool:
+        return self.finished_reason is not None
+
+    def text(self) -> str:
+        """The whole output text so far. Joined on demand: accumulating it would copy it at every token."""
+        return "".join(self.text_chunks)
+
+
+@dataclass(slots=True, frozen=True)
+class OutputDelta:
+    """What a journal gained since its reader looked last."""
+
+    text: str
+    output_ids: list[int]
+    finished_reason: FinishReason | None
+    """Set on the last delta only."""
+
+
+class JournalReader:
+    """One consumer's view of a `ReqState`. Whoever gets one must `close` it on every path."""
+
+    __slots__ = ("_chunk", "_closed", "_on_close", "_state", "_token", "completion_tokens")
+
+    def __init__(self, state: ReqState, on_close: Callable[[ReqState], None]) -> None:
+        self._state = state
+        self._on_close = on_close
+        self._chunk = 0
+        self._token = 0
+        self._closed = False
+        self.completion_tokens = 0
+        """Output tokens up to and with the last delta."""
+
+    @property
+    def rid(self) -> str:
+        return self._state.rid
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._state.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._state.cached_tokens
+
+    @property
+    def times(self) -> RequestTimes:
+        return self._state.times
+
+    async def next_delta(self) -> OutputDelta:
+        """Wait until the journal holds something beyond the cursor, and take all of it.
+
+        After the delta that carries `finished_reason` there is none: a further call raises RuntimeError.
+        """
+        state = self._state
+        while self._chunk == len(state.text_chunks):
+            if state.finished and self._chunk:
+                raise RuntimeError(f"{state.rid}: read past its end")
+            state.event.clear()
+            await state.event.wait()
+        return self._take()
+
+    def _take(self) -> OutputDelta:
+        state = self._state
+        chunks = state.text_chunks
+        text = chunks[self._chunk] if len(chunks) == self._chunk + 1 else "".join(chunks[self._chunk :])
+        ids = state.output_ids[self._token :]
+        self._chunk = len(chunks)
+        self._token = self.completion_tokens = len(state.output_ids)
+        return OutputDelta(text, ids, state.finished_reason)
+
+    def mark_first_byte(self) -> None:
+        """The first byte that carries output has been handed to the socket."""
+        if self._state.times.first_byte is None:
+            self._state.times.first_byte = time.monotonic()
+
+    def close(self) -> None:
+        """The consumer is done or gone. A request that hasn't finished is aborted. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._on_close(self._state)
+
+
+def aborted(reason: FinishReason) -> bool:
+    """Whether `reason` is the client's own doing: it left, or asked for the end."""
+    return isinstance(reason, FinishAbort) and reason.code == "aborted"

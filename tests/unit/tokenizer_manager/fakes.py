@@ -1,0 +1,95 @@
+"""A scheduler and a detokenizer that are lists, so that a test plays them."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+from sterna.text.tokenizer import Tokenizer
+
+from byte_model import VOCAB_SIZE, tokenizer_json
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.protocol.channels import ToScheduler, ToServer
+from sterna.protocol.control import ProcessReady
+from sterna.protocol.generate import GenerateReqInput
+from sterna.protocol.sampling import SamplingParams
+from sterna.tokenizer_manager.manager import TokenizerManager
+
+
+class FakeInbox:
+    """Readable like a socket; `put` is what another process would send."""
+
+    address = "ipc://server"
+
+    def __init__(self) -> None:
+        self._messages: list[ToServer] = []
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+
+    @property
+    def fd(self) -> int:
+        return self._read.fileno()
+
+    def put(self, message: ToServer) -> None:
+        self._messages.append(message)
+        self._write.send(b"x")
+
+    def drain(self, limit: int = 1_000_000) -> Iterator[ToServer]:
+        with contextlib.suppress(BlockingIOError):
+            self._read.recv(1 << 16)
+        for _ in range(min(limit, len(self._messages))):
+            yield self._messages.pop(0)
+
+    def close(self) -> None:
+        self._read.close()
+        self._write.close()
+
+
+class FakeSender:
+    def __init__(self) -> None:
+        self.sent: list[ToScheduler] = []
+
+    def send(self, message: ToScheduler) -> None:
+        self.sent.append(message)
+
+    def of(self, kind: type) -> list[ToScheduler]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+MODEL = ModelConfig(
+    name="bytes",
+    source="",
+    family="llama",
+    weights_dtype="none",
+    num_parameters=0,
+    vocab_size=VOCAB_SIZE,
+    context_len=64,
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+
+
+class ManagerWithFakes:
+    """A ready manager; use it inside a running loop and `close` it there."""
+
+    def __init__(self, **args: int) -> None:
+        self.inbox = FakeInbox()
+        self.scheduler = FakeSender()
+        self.manager = TokenizerManager(
+            ServerArgs(**args), MODEL, Tokenizer.from_json(tokenizer_json()), None, self.inbox, self.scheduler, epoch=1
+        )
+        self.manager.startup()
+        for process in ("scheduler", "detokenizer"):
+            self.inbox.put(ProcessReady(process=process, epoch=1, info={}))
+
+    async def ready(self) -> "ManagerWithFakes":
+        await self.manager.ready_event.wait()
+        return self
+
+    def close(self) -> None:
+        self.manager.shutdown()
+        self.inbox.close()
+
+
+def request(rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4, **fields: object) -> GenerateReqInput:
+    return GenerateReqInput(rid=rid, text=text, sampling_params=SamplingParams(max_new_tokens=max_new_tokens), **fields)

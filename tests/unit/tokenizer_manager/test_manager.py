@@ -1,0 +1,260 @@
+"""Who owns a request when, and what every ending frees. The scheduler is the test itself."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sterna.errors import ContextLengthExceeded, DuplicateRid, EngineDead, InvalidRequest, OverloadedError, QueueFull
+from sterna.protocol.control import DecodeRefused, FlushCacheOutput, FlushCacheReq, OutputCredit, ProcessFailed
+from sterna.protocol.finish import FinishAbort, FinishLength
+from sterna.protocol.generate import AbortReq, BatchStrOutput, StrRow, TokenizedGenerateReqInput
+from unit.tokenizer_manager.fakes import ManagerWithFakes, request
+
+ABORTED = FinishAbort("aborted", 499, "aborted")
+
+
+def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: int) -> None:
+    async def run() -> None:
+        group = await ManagerWithFakes(**args).ready()
+        try:
+            await test(group)
+        finally:
+            group.close()
+
+    asyncio.run(run())
+
+
+def output(*rows: StrRow, epoch: int = 1) -> BatchStrOutput:
+    return BatchStrOutput(epoch=epoch, detokenized_time=0.0, rows=list(rows))
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_a_request_goes_out_tokenized_and_comes_back_through_its_reader() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        outcomes: list[Any] = []
+        group.manager.on_finish.append(lambda state, outcome: outcomes.append((state.rid, outcome)))
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        (sent,) = group.scheduler.of(TokenizedGenerateReqInput)
+        assert sent.input_ids == list(b"hello")
+        assert sent.sampling_params.max_new_tokens == 4
+        assert sent.reply_to == group.inbox.address
+        group.inbox.put(output(StrRow("r", 0, [97], "a", None, 5)))
+        assert (await reader.next_delta()).text == "a"
+        group.inbox.put(output(StrRow("r", 1, [98], "b", FinishLength(2), 5)))
+        delta = await reader.next_delta()
+        assert (delta.text, delta.finished_reason) == ("b", FinishLength(2))
+        assert group.manager.num_live == 1
+        reader.close()
+        assert group.manager.num_live == 0
+        assert outcomes == [("r", "ok")]
+        assert not group.scheduler.of(AbortReq)
+        await settled(lambda: bool(group.scheduler.of(OutputCredit)))
+
+    scenario(test)
+
+
+def test_a_duplicate_rid_is_refused_before_anything_is_registered() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        with pytest.raises(DuplicateRid):
+            await group.manager.generate_request(request(), group.manager.admit())
+        assert len(group.scheduler.of(TokenizedGenerateReqInput)) == 1
+        group.inbox.put(output(StrRow("r", 0, [97], "a", FinishLength(1))))
+        assert (await reader.next_delta()).text == "a"
+
+    scenario(test)
+
+
+def test_two_starts_of_one_rid_at_once_register_one() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        results = await asyncio.gather(
+            *(group.manager.generate_request(request(), group.manager.admit()) for _ in range(2)), return_exceptions=True
+        )
+        assert sorted(type(result).__name__ for result in results) == ["DuplicateRid", "JournalReader"]
+
+    scenario(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"text": "x" * 64}, ContextLengthExceeded),
+        ({"text": "x" * 61}, ContextLengthExceeded),
+        ({"text": ""}, InvalidRequest),
+        ({"text": None, "input_ids": [260]}, InvalidRequest),
+        ({"text": None, "input_ids": [-1]}, InvalidRequest),
+    ],
+)
+def test_a_failure_before_dispatch_is_a_local_drop(fields: dict[str, Any], fault: type[Exception]) -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        with pytest.raises(fault):
+            await group.manager.generate_request(request(**fields), group.manager.admit())
+        assert group.scheduler.sent == []
+        assert group.manager.num_live == 0
+        group.manager.admit().close()
+
+    scenario(test, max_running_requests=1, max_queued_requests=0)
+
+
+def test_prompt_and_output_may_fill_the_context_exactly() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        await group.manager.generate_request(request(text="x" * 60), group.manager.admit())
+        await group.manager.generate_request(request("rest", text="x" * 60, max_new_tokens=None), group.manager.admit())
+        assert [sent.sampling_params.max_new_tokens for sent in group.scheduler.of(TokenizedGenerateReqInput)] == [4, 4]
+
+    scenario(test)
+
+
+def test_a_reader_that_leaves_sends_one_abort_and_the_state_stays_until_the_terminal_row() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        outcomes: list[str] = []
+        group.manager.on_finish.append(lambda _, outcome: outcomes.append(outcome))
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        group.manager.abort_request("r")
+        reader.close()
+        reader.close()
+        assert len(group.scheduler.of(AbortReq)) == 1
+        assert group.manager.num_live == 1
+        group.inbox.put(output(StrRow("r", 0, [97], "a")))
+        group.inbox.put(output(StrRow("r", 1, [], "", ABORTED)))
+        await settled(lambda: group.manager.num_live == 0)
+        assert outcomes == ["abort"]
+
+    scenario(test)
+
+
+def test_an_abort_is_of_exactly_one_rid() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        for rid in ("req-1", "req-10"):
+            await group.manager.generate_request(request(rid), group.manager.admit())
+        assert not group.manager.abort_request("req")
+        assert group.manager.abort_request("req-1")
+        assert [abort.rid for abort in group.scheduler.of(AbortReq)] == ["req-1"]
+
+    scenario(test)
+
+
+def test_a_cancelled_handler_leaves_nothing_while_it_tokenizes() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        task = asyncio.create_task(group.manager.generate_request(request(), group.manager.admit()))
+        await asyncio.sleep(0)
+        assert group.manager.num_live == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert group.manager.num_live == 0
+        assert group.scheduler.sent == []
+
+    scenario(test)
+
+
+def test_admission_is_bounded_and_every_ending_gives_it_back() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        first, second = group.manager.admit(), group.manager.admit()
+        with pytest.raises(QueueFull):
+            group.manager.admit()
+        first.close()
+        first.close()
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        with pytest.raises(QueueFull):
+            group.manager.admit()
+        second.close()
+        group.inbox.put(output(StrRow("r", 0, [97], "a", FinishLength(1))))
+        await reader.next_delta()
+        reader.close()
+        group.manager.admit(), group.manager.admit()
+
+    scenario(test, max_running_requests=1, max_queued_requests=1)
+
+
+def test_lost_output_ends_the_request_and_no_other() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        other = await group.manager.generate_request(request("other"), group.manager.admit())
+        group.inbox.put(output(StrRow("r", 2, [97], "a"), StrRow("other", 0, [97], "a")))
+        reason = (await reader.next_delta()).finished_reason
+        assert isinstance(reason, FinishAbort)
+        assert reason.status_code == 500
+        assert [abort.rid for abort in group.scheduler.of(AbortReq)] == ["r"]
+        assert (await other.next_delta()).finished_reason is None
+
+    scenario(test)
+
+
+def test_a_dead_engine_ends_every_request_and_admits_none() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        flush = asyncio.create_task(group.manager.flush_cache())
+        await settled(lambda: bool(group.scheduler.of(FlushCacheReq)))
+        group.inbox.put(ProcessFailed(process="scheduler", message="out of memory"))
+        reason = (await reader.next_delta()).finished_reason
+        assert isinstance(reason, FinishAbort)
+        assert reason.code == "engine_dead"
+        reader.close()
+        assert group.manager.num_live == 0
+        with pytest.raises(EngineDead):
+            group.manager.admit()
+        with pytest.raises(EngineDead):
+            await flush
+
+    scenario(test)
+
+
+def test_a_draining_server_admits_nothing() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        group.manager.draining = True
+        with pytest.raises(OverloadedError) as caught:
+            group.manager.admit()
+        assert caught.value.code == "draining"
+
+    scenario(test)
+
+
+def test_what_the_detokenizer_refuses_is_aborted_once() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        group.inbox.put(DecodeRefused(rid="r"))
+        group.inbox.put(DecodeRefused(rid="nobody"))
+        await settled(lambda: bool(group.scheduler.of(AbortReq)))
+        group.inbox.put(output(StrRow("r", 0, [], "", FinishAbort("no room", 503, "queue_full"))))
+        reason = (await reader.next_delta()).finished_reason
+        assert isinstance(reason, FinishAbort)
+        assert reason.code == "queue_full"
+        assert len(group.scheduler.of(AbortReq)) == 1
+
+    scenario(test)
+
+
+def test_a_control_answer_finds_its_question() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        calls = [asyncio.create_task(group.manager.flush_cache()) for _ in range(2)]
+        await settled(lambda: len(group.scheduler.of(FlushCacheReq)) == 2)
+        first, second = group.scheduler.of(FlushCacheReq)
+        group.inbox.put(FlushCacheOutput(control_id=second.control_id, flushed_tokens=2))
+        group.inbox.put(FlushCacheOutput(control_id=first.control_id, flushed_tokens=1))
+        group.inbox.put(FlushCacheOutput(control_id=99, flushed_tokens=9))
+        assert await asyncio.gather(*calls) == [1, 2]
+
+    scenario(test)
+
+
+def test_text_is_joined_once_however_long_the_output() -> None:
+    """The journal keeps pieces: a token's cost doesn't grow with the text before it."""
+
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        for start in range(1000):
+            group.inbox.put(output(StrRow("r", start, [97], "a")))
+        seen = ""
+        while len(seen) < 1000:
+            seen += (await reader.next_delta()).text
+        assert seen == "a" * 1000
+
+    scenario(test)
