@@ -253,16 +253,8 @@ def test_a_part_of_a_split_gguf_is_refused_with_advice(tmp_path: Path, cache: Pa
 
 
 def test_generation_config_gives_defaults_whatever_do_sample_says(model: Path, cache: Path) -> None:
-    settings = {
-        "do_sample": False,
-        "temperature": 0.6,
-        "top_k": 20,
-        "top_p": 0.95,
-        "min_p": 0,
-        "repetition_penalty": 1.1,
-        "eos_token_id": [2, 0],
-    }
-    change(model / "generation_config.json", **settings)
+    settings = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0, "repetition_penalty": 1.1}
+    change(model / "generation_config.json", do_sample=False, eos_token_id=[2, 0], **settings)
     facts = ModelConfig.load(resolve(model, cache))
     assert facts.generation == GenerationDefaults(**settings)
     assert facts.eos_token_ids == (2, 0)
