@@ -183,7 +183,11 @@ class Scheduler:
     def admit(self) -> None:
         """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
         now = time.monotonic()
-        for req in self.prefill.admit(self.running, self._step):
+        admitted = self.prefill.admit(self.running, self._step)
+        stuck, self.prefill.stuck = self.prefill.stuck, None
+        if stuck is not None:
+            self._end([(stuck, DOES_NOT_FIT)])
+        for req in admitted:
             if req.first_scheduled_time is None:
                 req.first_scheduled_time = now
                 self.stats.prompt_tokens += req.num_prompt
