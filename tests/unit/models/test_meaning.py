@@ -26,6 +26,8 @@ REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "mo
 CASES: list[dict[str, Any]] = REFERENCE["cases"]
 NEAR_TIE = 1e-4
 
+pytest.importorskip("transformers")
+
 
 def logits(spec: ModelSpec, store: WeightStore, ids: list[int]) -> Array:
     """(tokens, vocab), computed in float64."""
@@ -102,7 +104,8 @@ def test_a_gguf_means_what_independent_readers_take_it_for(case: dict[str, Any],
 
 @pytest.mark.parametrize("name", tiny_models.VARIANTS)
 def test_a_hugging_face_folder_means_what_transformers_takes_it_for(name: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     spec, family, source = open_hf(tiny_models.write_hf(tmp_path / "hf", name))
     store = reopened(index_for_hf(spec, family, source), tmp_path)
     prompt = REFERENCE["prompts"][2]
