@@ -56,6 +56,8 @@ class Prefill:
         self.waiting = WaitingQueue()
         self.active: list[Req] = []
         """In prefill, in order of admission."""
+        self.stuck: Req | None = None
+        """Found no memory though nobody else holds any: it never will."""
         self.ratio = NewTokenRatio()
         self._ledger = ledger
         self._policy = policy
@@ -92,6 +94,7 @@ class Prefill:
             alone = not self.active and not running.reqs
             # The only request needs no estimate: it runs until it ends or memory does.
             if not self._ledger.open(req, match, self._ledger.whole_pages(missing) if alone else committed + demand):
+                self.stuck = req if alone else None
                 break
             self._start(req, match.length)
             admitted.append(req)

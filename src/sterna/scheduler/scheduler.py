@@ -105,6 +105,7 @@ class Scheduler:
 
     def main_loop(self) -> None:
         """Until a `ShutdownReq`."""
+        self.publish()  # the first gauge: an idle scheduler is one that says so
         while not self.stopping:
             self.receive(block=not self.can_step)
             self.step()
@@ -183,7 +184,11 @@ class Scheduler:
     def admit(self) -> None:
         """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
         now = time.monotonic()
-        for req in self.prefill.admit(self.running, self._step):
+        admitted = self.prefill.admit(self.running, self._step)
+        stuck, self.prefill.stuck = self.prefill.stuck, None
+        if stuck is not None:
+            self._end([(stuck, DOES_NOT_FIT)])
+        for req in admitted:
             if req.first_scheduled_time is None:
                 req.first_scheduled_time = now
                 self.stats.prompt_tokens += req.num_prompt

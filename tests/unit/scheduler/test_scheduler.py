@@ -1,9 +1,9 @@
 import random
 
 import pytest
-from unit.scheduler.harness import EOS, Harness, echo
 
 from sterna.protocol.finish import FinishLength, FinishMatchedToken
+from unit.scheduler.harness import EOS, Harness, echo
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:
