@@ -45,8 +45,8 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         command = [sys.executable, "-m", "sterna", "serve", str(model), "--port", str(self.port), *flags]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([*(env or {}).get("PYTHONPATH", "").split(os.pathsep), str(ROOT / "src")])}
-        environment |= {name: value for name, value in (env or {}).items() if name != "PYTHONPATH"}
+        environment = os.environ | (env or {})
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [(env or {}).get("PYTHONPATH"), str(ROOT / "src")]))
         with log.open("wb") as stream:
             self.process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=log.parent)
 

@@ -15,7 +15,7 @@ from typing import Literal, ParamSpec, TypeVar, assert_never
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.errors import DuplicateRid, EngineDead, OverloadedError, QueueFull
-from sterna.ipc.channel import Receiver, Sender
+from sterna.ipc.channel import ChannelError, Receiver, Sender
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import (
     DecodeRefused,
@@ -251,9 +251,13 @@ class TokenizerManager:
         if self._loop is None:
             return
         received = 0
-        for message in self._inbox.drain(DRAIN_LIMIT):
-            received += 1
-            self._receive(message)
+        try:
+            for message in self._inbox.drain(DRAIN_LIMIT):
+                received += 1
+                self._receive(message)
+        except ChannelError:
+            log.exception("a message was dropped")
+            received = DRAIN_LIMIT  # there may be more behind it
         if self._credit and (received < DRAIN_LIMIT or self._credit >= CREDIT_BATCH):
             self._scheduler.send(OutputCredit(batches=self._credit))
             self._credit = 0

@@ -1,0 +1,252 @@
+"""An executor that runs no model: for tests, and for measuring the host. Output token k of a request is `prompt[k % len(prompt)]`.
+
+Its "KV" is what a model's would have to be: each slot remembers the token, the position and the role that were written to it, and
+each step verifies that every row's context is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
+evicted wrongly raises `ScriptViolation` at the first step that would have read it.
+
+`--executor-options key=value,…`:
+
+    verify=1                 0 leaves the checks out, for benchmarks
+    reuse_generated_kv=1     what `ExecutorInfo.reuse_generated_kv` says; 0 also verifies that no generated KV serves a prompt
+    step_ms=0                a step takes this long, …
+    prefill_us_per_token=0   … and this much longer per prompt token
+    nan_token=ID             a row that would sample ID gets STATUS_NAN
+    raise_token=ID           a step in which a row would sample ID raises
+    fail_bind_token=ID       `bind` raises for a prompt that begins with ID
+    max_batch_rows=65536
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.errors import ConfigError
+from sterna.executor.base import (
+    ROLE_GENERATED,
+    ROLE_PROMPT,
+    STATUS_NAN,
+    WANT_SAMPLE,
+    Executor,
+    ExecutorInfo,
+    ForwardBatch,
+    Int32Array,
+    StepHandle,
+    StepOutput,
+    UInt8Array,
+)
+from sterna.protocol.sampling import SamplingParams
+
+DEFAULT_NUM_SLOTS = 65536
+
+
+class ScriptViolation(Exception):
+    """The scheduler broke the seam's contract."""
+
+
+@dataclass(slots=True, frozen=True)
+class ScriptOptions:
+    verify: int = 1
+    reuse_generated_kv: int = 1
+    step_ms: float = 0.0
+    prefill_us_per_token: float = 0.0
+    nan_token: int = -1
+    raise_token: int = -1
+    fail_bind_token: int = -1
+    max_batch_rows: int = 65536
+
+    @staticmethod
+    def parse(text: str) -> ScriptOptions:
+        """Raises ConfigError for a key that doesn't exist or a value that isn't a number."""
+        values: dict[str, float] = {}
+        for item in filter(None, text.split(",")):
+            key, _, value = item.partition("=")
+            if key not in ScriptOptions.__slots__:
+                raise ConfigError(f"--executor-options: the scripted executor has no {key!r}; it has {', '.join(ScriptOptions.__slots__)}")
+            try:
+                values[key] = float(value) if key in ("step_ms", "prefill_us_per_token") else int(value)
+            except ValueError:
+                raise ConfigError(f"--executor-options: {key} must be a number, not {value!r}") from None
+        return ScriptOptions(**values)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True, eq=False)
+class Script:
+    """A bound row: what it was given and what it has sampled."""
+
+    prompt: Int32Array
+    tokens: Int32Array
+    """(capacity,): prompt, then output; only `tokens[:length]` are there."""
+    length: int
+
+    def next_token(self) -> int:
+        return int(self.prompt[(self.length - len(self.prompt)) % len(self.prompt)])
+
+    def append(self, token: int) -> None:
+        if self.length == len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.zeros(max(64, self.length), dtype=np.int32)])
+        self.tokens[self.length] = token
+        self.length += 1
+
+
+@dataclass(slots=True, frozen=True)
+class DoneStep:
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class ScriptedExecutor(Executor):
+    def __init__(self, info: ExecutorInfo, options: ScriptOptions) -> None:
+        self.info = info
+        self._options = options
+        self._rows: dict[int, Script] = {}
+        # (3, slots): token, position, role of what was written last; -1 where nothing was.
+        self._kv: NDArray[np.int64] = np.full((3, info.num_slots), -1, dtype=np.int64)
+        self._sampled: Int32Array = np.zeros(0, dtype=np.int32)
+        """By row of the step before, for `input_from`; -1 where a row sampled nothing."""
+        self._sampled_step = -1
+
+    def bind(self, req_pool_idx: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
+        if req_pool_idx in self._rows:
+            raise ValueError(f"row {req_pool_idx} is bound")
+        if prompt[0] == self._options.fail_bind_token:
+            raise RuntimeError("scripted failure of bind")
+        tokens = np.concatenate([prompt, output]).astype(np.int32)
+        self._rows[req_pool_idx] = Script(prompt.astype(np.int32), tokens, len(tokens))
+
+    def release(self, req_pool_idx: int) -> None:
+        self._rows.pop(req_pool_idx, None)
+
+    @property
+    def num_bound(self) -> int:
+        return len(self._rows)
+
+    def submit(self, batch: ForwardBatch) -> StepHandle:
+        input_ids = self._inputs(batch)
+        if self._options.verify:
+            self._verify(batch, input_ids)
+        self._wait(batch)
+        sampled, status = self._sample(batch)
+        self._sampled, self._sampled_step = sampled, batch.step
+        made = sampled >= 0
+        splits = np.zeros(batch.num_rows + 1, dtype=np.int32)
+        np.cumsum(made, out=splits[1:])
+        return DoneStep(StepOutput(batch.step, sampled[made], splits, status))
+
+    def shutdown(self) -> None:
+        self._rows.clear()
+
+    def _inputs(self, batch: ForwardBatch) -> Int32Array:
+        if batch.input_from is None:
+            return batch.input_ids
+        taken = np.flatnonzero(batch.input_from >= 0)
+        if len(taken) == 0:
+            return batch.input_ids
+        if self._sampled_step != batch.step - 1:
+            raise ScriptViolation(f"step {batch.step} takes tokens of step {batch.step - 1}, but the last one was {self._sampled_step}")
+        ids = batch.input_ids.copy()
+        ids[batch.row_splits[taken]] = self._sampled[batch.input_from[taken]]
+        return ids
+
+    def _wait(self, batch: ForwardBatch) -> None:
+        seconds = self._options.step_ms / 1e3
+        if self._options.prefill_us_per_token:
+            lengths = np.diff(batch.row_splits)
+            seconds += int(lengths[batch.roles == ROLE_PROMPT].sum()) * self._options.prefill_us_per_token / 1e6
+        if seconds:
+            time.sleep(seconds)
+
+    def _sample(self, batch: ForwardBatch) -> tuple[Int32Array, UInt8Array]:
+        status = np.zeros(batch.num_rows, dtype=np.uint8)
+        sampled = np.full(batch.num_rows, -1, dtype=np.int32)
+        for r, (row, want) in enumerate(zip(batch.req_pool_idx.tolist(), batch.wants.tolist(), strict=True)):
+            if want != WANT_SAMPLE:
+                continue
+            script = self._rows[row]
+            token = script.next_token()
+            if token == self._options.raise_token:
+                raise RuntimeError("scripted failure of a step")
+            if token == self._options.nan_token:
+                status[r] = STATUS_NAN
+                continue
+            sampled[r] = token
+            script.append(token)
+        return sampled, status
+
+    # ---- the contract ----
+
+    def _verify(self, batch: ForwardBatch, input_ids: Int32Array) -> None:
+        rows = batch.num_rows
+        if not (len(batch.prefix_lens) == len(batch.seq_lens) == len(batch.roles) == len(batch.wants) == rows > 0):
+            raise ScriptViolation("row arrays of different lengths")
+        if rows > self.info.max_batch_rows or len(set(batch.req_pool_idx.tolist())) != rows:
+            raise ScriptViolation("too many rows, or one twice")
+        if (np.diff(batch.row_splits) != batch.seq_lens - batch.prefix_lens).any() or batch.row_splits[-1] != len(input_ids):
+            raise ScriptViolation("row_splits disagree with lengths")
+        for group in batch.groups:
+            if len(np.unique(group.out_cache_loc)) != len(input_ids):
+                raise ScriptViolation("two tokens are written to one slot")
+        for r in range(rows):
+            self._write(batch, input_ids, r)
+        for r in range(rows):
+            self._read(batch, r)
+
+    def _write(self, batch: ForwardBatch, input_ids: Int32Array, r: int) -> None:
+        """Row r's tokens go where `out_cache_loc` says, which must be where the table says that they are."""
+        start, end = int(batch.prefix_lens[r]), int(batch.seq_lens[r])
+        if end <= start or end > self.info.max_context_len:
+            raise ScriptViolation(f"a row of positions {start}..{end}")
+        span = slice(int(batch.row_splits[r]), int(batch.row_splits[r + 1]))
+        for group in batch.groups:
+            out = group.out_cache_loc[span]
+            if (group.req_to_token[batch.req_pool_idx[r], start:end] != out).any():
+                raise ScriptViolation("out_cache_loc disagrees with req_to_token")
+            self._kv[0, out] = input_ids[span]
+            self._kv[1, out] = np.arange(start, end)
+            self._kv[2, out] = batch.roles[r]
+
+    def _read(self, batch: ForwardBatch, r: int) -> None:
+        """The slots of row r's context hold exactly its tokens; and it samples exactly at their end."""
+        row, end = int(batch.req_pool_idx[r]), int(batch.seq_lens[r])
+        script = self._rows.get(row)
+        if script is None:
+            raise ScriptViolation(f"row {row} isn't bound")
+        if end > script.length or (int(batch.wants[r]) == WANT_SAMPLE) != (end == script.length):
+            raise ScriptViolation(f"row {row} reads {end} of {script.length} tokens, wants {batch.wants[r]}")
+        prompt_len = len(script.prompt)
+        role = ROLE_PROMPT if batch.prefix_lens[r] < prompt_len else ROLE_GENERATED
+        if batch.roles[r] != role or (role == ROLE_PROMPT and end > prompt_len):
+            raise ScriptViolation("tokens in the wrong role")
+        for group in batch.groups:
+            token, position, written = self._kv[:, group.req_to_token[row, :end]]
+            if (token != script.tokens[:end]).any() or (position != np.arange(end)).any():
+                raise ScriptViolation(f"row {row}: its context isn't what its slots hold")
+            if not self.info.reuse_generated_kv and (written != (np.arange(end) >= prompt_len)).any():
+                raise ScriptViolation(f"row {row}: its context was computed in another role")
+
+
+def create(args: ServerArgs, folder: Path) -> Executor:
+    """Made from the settings and the model's facts; opens no weights. Raises ConfigError for options that don't exist."""
+    options = ScriptOptions.parse(args.executor_options)
+    num_slots = args.max_total_tokens or DEFAULT_NUM_SLOTS
+    info = ExecutorInfo(
+        name="scripted",
+        dtype="none",
+        device="none",
+        num_slots=num_slots,
+        page_size=args.page_size,
+        max_batch_rows=options.max_batch_rows,
+        max_context_len=args.context_length or ModelConfig.load(folder).context_len,
+        reuse_generated_kv=bool(options.reuse_generated_kv),
+        exactness="bitwise",
+        kv_bytes_per_token=24,
+    )
+    return ScriptedExecutor(info, options)

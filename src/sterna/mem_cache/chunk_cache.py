@@ -1,0 +1,46 @@
+"""`--no-radix-cache`: nothing is shared, every request keeps its own KV until it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sterna.mem_cache.allocator import Int64Array, SlotArrays
+from sterna.mem_cache.prefix_cache import PrefixCache, PrefixMatch, PrefixNode
+from sterna.protocol.generate import CacheNamespace
+
+
+class ChunkCache(PrefixCache):
+    shares = False
+
+    def __init__(self, num_groups: int) -> None:
+        empty = tuple(np.zeros(0, dtype=np.int32) for _ in range(num_groups))
+        self._nothing = PrefixMatch(0, empty, PrefixNode())
+
+    @property
+    def evictable_size(self) -> int:
+        return 0
+
+    @property
+    def protected_size(self) -> int:
+        return 0
+
+    def match(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> PrefixMatch:
+        return self._nothing
+
+    def match_length(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> int:
+        return 0
+
+    def insert(self, namespace: CacheNamespace, key: Int64Array, slots: SlotArrays, owned_from: int) -> PrefixMatch:
+        return self._nothing
+
+    def lock(self, node: PrefixNode) -> None:
+        pass
+
+    def unlock(self, node: PrefixNode) -> None:
+        pass
+
+    def evict(self, num_tokens: int) -> int:
+        return 0
+
+    def owned_slots(self) -> SlotArrays:
+        return self._nothing.slots

@@ -1,0 +1,234 @@
+"""From the waiting queue to the first token: admission by memory estimate, chunks under a token budget, and waiting for a prefix
+that another request is computing right now.
+
+A follower is a waiting request whose prefix a leader, in prefill, has begun to compute: computing it twice would be waste. It goes
+back to the queue's front when the leader leaves prefill, or after as many steps as computing the shared part alone would take.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+
+import numpy as np
+
+from sterna.mem_cache.allocator import Int64Array
+from sterna.protocol.generate import CacheNamespace
+from sterna.scheduler.batch import PrefillChunk
+from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.kv import KVLedger
+from sterna.scheduler.policy import SchedulePolicy
+from sterna.scheduler.req import Req, ReqState
+from sterna.scheduler.waiting import WaitingQueue
+
+MAX_PREFILL_TOKENS = 16_384
+"""Of a step without a chunk size; one prompt may be longer."""
+SCAN_LIMIT = 128
+"""Waiting requests looked at in one step."""
+OUTPUT_ESTIMATE_CLIP = 4_096
+"""No request is expected to make more tokens than this."""
+LEADERS_COMPARED = 8
+
+
+class NewTokenRatio:
+    """The share of its permitted output that a request is expected to make: falls from 0.7 to 0.098 over 600 steps without a retraction."""
+
+    INITIAL, FLOOR, STEPS = 0.7, 0.098, 600
+
+    def __init__(self) -> None:
+        self.value = self.INITIAL
+
+    def step(self) -> None:
+        self.value = max(self.FLOOR, self.value - (self.INITIAL - self.FLOOR) / self.STEPS)
+
+    def retracted(self, reqs: list[Req]) -> None:
+        """Expect of all what those that run have made already, and 20 tokens more each."""
+        made = sum(len(req.output_ids) + 20 for req in reqs)
+        permitted = sum(req.max_new_tokens for req in reqs)
+        self.value = min(1.0, max(self.value, made / max(permitted, 1)))
+
+    def reset(self) -> None:
+        self.value = self.INITIAL
+
+
+class Prefill:
+    def __init__(self, ledger: KVLedger, policy: SchedulePolicy, *, chunk_size: int, max_rows: int) -> None:
+        self.waiting = WaitingQueue()
+        self.active: list[Req] = []
+        """In prefill, in order of admission."""
+        self.stuck: Req | None = None
+        """Found no memory though nobody else holds any: it never will."""
+        self.ratio = NewTokenRatio()
+        self._ledger = ledger
+        self._policy = policy
+        self._chunk_size = chunk_size
+        self.max_rows = max_rows
+        self._followers = Followers(ledger)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self._followers)
+
+    # ---- admission ----
+
+    def admit(self, running: RunningBatch, step: int) -> list[Req]:
+        """Move requests from the queue to prefill while this step has budget, rows and memory for them."""
+        self.waiting.push_front(self._followers.due(step))
+        rows = self.max_rows - len(running) - len(self.active)
+        budget = (self._chunk_size or MAX_PREFILL_TOKENS) - sum(_missing(req) for req in self.active)
+        if rows <= 0 or budget <= 0 or not self.waiting:
+            return []
+        self._policy.sort(self.waiting)
+        committed = self._committed(running)
+        admitted: list[Req] = []
+        for _ in range(SCAN_LIMIT):
+            req = self.waiting.head()
+            if req is None or len(admitted) == rows or budget <= 0:
+                break
+            match = self._ledger.match(req)
+            if self._followers.follow(req, match.length, self._chunk_size, step):
+                self.waiting.remove(req)
+                continue
+            missing = req.num_tokens - match.length
+            demand = self._demand(req, missing)
+            alone = not self.active and not running.reqs
+            # The only request needs no estimate: it runs until it ends or memory does.
+            if not self._ledger.open(req, match, self._ledger.whole_pages(missing) if alone else committed + demand):
+                self.stuck = req if alone else None
+                break
+            self._start(req, match.length)
+            admitted.append(req)
+            committed += demand
+            budget -= missing
+        return admitted
+
+    def _start(self, req: Req, cached: int) -> None:
+        self.waiting.remove(req)
+        req.state = ReqState.PREFILL
+        if not req.retractions:
+            req.cached_tokens = min(cached, req.num_prompt)
+        self.active.append(req)
+        self._followers.lead(req)
+
+    def _committed(self, running: RunningBatch) -> int:
+        """Tokens of memory that those already admitted are expected to take yet."""
+        outputs = running.future_tokens(OUTPUT_ESTIMATE_CLIP) * self.ratio.value
+        return int(outputs) + sum(self._demand(req, _missing(req)) for req in self.active)
+
+    def _demand(self, req: Req, missing: int) -> int:
+        outputs = min(req.tokens_left, OUTPUT_ESTIMATE_CLIP) * self.ratio.value
+        return self._ledger.whole_pages(missing) + self._ledger.page_size + int(outputs)
+
+    # ---- chunks ----
+
+    def chunks(self) -> list[PrefillChunk]:
+        """This step's share of every prefill, oldest first, with slots allocated. Less than the budget where memory is short."""
+        budget = self._chunk_size or max(MAX_PREFILL_TOKENS, len(self.active[0].fill_ids) if self.active else 0)
+        chunks: list[PrefillChunk] = []
+        for req in self.active:
+            start = req.kv_len
+            # Prompt and generated tokens are computed in different roles, so never in one row.
+            stop = req.num_prompt if start < req.num_prompt else len(req.fill_ids)
+            room = req.allocated_len - start + self._ledger.obtainable
+            end = min(stop, start + budget, start + room)
+            if end <= start:
+                break
+            self._ledger.grow(req, end)
+            chunks.append(PrefillChunk(req, start, end))
+            budget -= end - start
+            if budget <= 0:
+                break
+        return chunks
+
+    # ---- leaving ----
+
+    def leave(self, req: Req) -> None:
+        """`req` is no longer in prefill: whoever waits for it goes on."""
+        self.active.remove(req)
+        self.waiting.push_front(self._followers.dismiss(req))
+
+    def forget(self, req: Req) -> None:
+        """`req`, which waits, has ended."""
+        if req in self.waiting:
+            self.waiting.remove(req)
+        else:
+            self._followers.forget(req)
+
+
+class Followers:
+    """Who waits for whose prefix. Cost per step: those that stop waiting."""
+
+    def __init__(self, ledger: KVLedger) -> None:
+        self._ledger = ledger
+        self._leaders: defaultdict[tuple[CacheNamespace, bytes], list[Req]] = defaultdict(list)
+        """Requests in prefill, by the first page of their prompt."""
+        self._followers: dict[Req, Req] = {}
+        """Follower -> leader."""
+        self._of: defaultdict[Req, dict[Req, None]] = defaultdict(dict)
+        self._deadlines: list[tuple[int, int, Req]] = []
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    def lead(self, req: Req) -> None:
+        """`req` enters prefill."""
+        if self._ledger.cache.shares and req.num_prompt > self._ledger.page_size:
+            self._leaders[self._first_page(req)].append(req)
+
+    def follow(self, req: Req, matched: int, chunk_size: int, step: int) -> bool:
+        """Whether `req`, of which `matched` tokens are cached, had better wait; then it does, once."""
+        if not self._ledger.cache.shares or req.has_waited_for_prefix or req.num_prompt <= self._ledger.page_size:
+            return False
+        leaders = self._leaders.get(self._first_page(req))
+        if not leaders:
+            return False
+        common, leader = max(((self._common(req, each), each) for each in leaders[:LEADERS_COMPARED]), key=lambda pair: pair[0])
+        shared = common - matched
+        if shared < self._ledger.page_size:
+            return False
+        alone_steps = -(-shared // chunk_size) if chunk_size else 1
+        req.has_waited_for_prefix = True
+        self._followers[req] = leader
+        self._of[leader][req] = None
+        heapq.heappush(self._deadlines, (step + alone_steps, req.serial, req))
+        return True
+
+    def due(self, step: int) -> list[Req]:
+        """Those that have waited long enough."""
+        reqs: list[Req] = []
+        while self._deadlines and self._deadlines[0][0] <= step:
+            req = heapq.heappop(self._deadlines)[2]
+            if req in self._followers:
+                self.forget(req)
+                reqs.append(req)
+        return reqs
+
+    def dismiss(self, leader: Req) -> list[Req]:
+        """`leader` leaves prefill. Returns its followers."""
+        key = self._first_page(leader)
+        if leader in self._leaders.get(key, ()):
+            self._leaders[key].remove(leader)
+            if not self._leaders[key]:
+                del self._leaders[key]
+        reqs = list(self._of.pop(leader, ()))
+        for req in reqs:
+            del self._followers[req]
+        return reqs
+
+    def forget(self, req: Req) -> None:
+        leader = self._followers.pop(req)
+        del self._of[leader][req]
+
+    def _first_page(self, req: Req) -> tuple[CacheNamespace, bytes]:
+        return req.cache_namespace, req.prompt_ids[: self._ledger.page_size].tobytes()
+
+    def _common(self, req: Req, leader: Req) -> int:
+        """Whole pages of prompt that `leader` computes and `req` could use."""
+        key: Int64Array = req.cache_key(min(req.num_prompt - 1, leader.num_prompt))
+        same = key == leader.prompt_ids[: len(key)]
+        common = len(key) if same.all() else int(np.argmin(same))
+        return common // self._ledger.page_size * self._ledger.page_size
+
+
+def _missing(req: Req) -> int:
+    return len(req.fill_ids) - req.kv_len

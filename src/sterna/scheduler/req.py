@@ -1,0 +1,103 @@
+"""`Req`: one generating request as the scheduler knows it. Never crosses a process.
+
+WAITING ──admitted──> PREFILL ──last chunk sampled──> RUNNING ──stop, length, abort, fault──> FINISHED
+   ^                     │                               │
+   └──────── retracted (to the queue's front) ───────────┘        every state may go to FINISHED directly
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sterna.mem_cache.allocator import Int32Array, Int64Array
+from sterna.protocol.finish import FinishReason
+from sterna.protocol.generate import CacheNamespace, SchedulerTimes
+from sterna.protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from sterna.mem_cache.prefix_cache import PrefixNode
+    from sterna.scheduler.stops import TextStops
+
+
+class ReqState(Enum):
+    WAITING = auto()
+    PREFILL = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    rid: str
+    serial: int
+    """Order of arrival."""
+    prompt_ids: Int32Array
+    output_ids: list[int]
+    sampling_params: SamplingParams
+    max_new_tokens: int
+    output_interval: int
+    """Tokens between two rows of output, after the first."""
+    reply_to: str
+    cache_namespace: CacheNamespace
+    received_time: float
+    first_output: int
+    """Outputs that it came with (`resume_output_ids`): the first row starts after them."""
+    token_stops: frozenset[int]
+    """Its own stop ids; the model's end tokens are apart."""
+    text_stops: TextStops | None = None
+    state: ReqState = ReqState.WAITING
+    finished_reason: FinishReason | None = None
+
+    # What it holds; `kv.py` draws which region is whose.
+    req_pool_idx: int = -1
+    fill_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    """What prefill computes: prompt, and the outputs it had when it was (re)admitted."""
+    kv_len: int = 0
+    """Tokens whose KV is computed; while it runs, `RunningBatch` keeps it."""
+    tree_len: int = 0
+    allocated_len: int = 0
+    node: PrefixNode | None = None
+
+    # What was said of it.
+    num_sent: int = 0
+    """Outputs that have left, those it came with included."""
+    opened: bool = False
+    cached_tokens: int = 0
+    """Of the prompt, at its first admission."""
+    has_waited_for_prefix: bool = False
+    retractions: int = 0
+    chunks: int = 0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def tokens_left(self) -> int:
+        """Outputs that it may still make."""
+        return self.max_new_tokens - len(self.output_ids)
+
+    def all_ids(self) -> Int32Array:
+        """(num_tokens,): prompt and output."""
+        return np.concatenate([self.prompt_ids, np.array(self.output_ids, dtype=np.int32)]) if self.output_ids else self.prompt_ids
+
+    def cache_key(self, length: int) -> Int64Array:
+        """(length,): its first tokens as the prefix cache compares them."""
+        ids = self.prompt_ids if length <= self.num_prompt else self.all_ids()
+        return ids[:length].astype(np.int64)
+
+    def times(self) -> SchedulerTimes:
+        return SchedulerTimes(
+            self.received_time, self.first_scheduled_time, self.first_token_time, self.last_token_time, self.retractions, self.chunks
+        )

@@ -1,0 +1,139 @@
+"""`StepOutput` → `Req`: every row's token is taken in, and whoever ends by it is found.
+
+Most rows of a step get a token that ends nothing. Those are found for the whole batch at once; only the others are looked at one
+by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.executor.base import STATUS_OK, StepOutput
+from sterna.mem_cache.allocator import Int32Array
+from sterna.protocol.finish import FinishReason
+from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
+from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.finish import FAULT, INVALID_LOGITS, check_finished
+from sterna.scheduler.kv import KVLedger
+from sterna.scheduler.req import Req
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class StepResult:
+    due: list[Req] = field(default_factory=list)
+    """Have output to send, and go on."""
+    finished: list[tuple[Req, FinishReason]] = field(default_factory=list)
+    sampled: list[Req] = field(default_factory=list)
+    """Have their first token after a prefill and go on: they join the running batch."""
+    num_tokens: int = 0
+    """Output tokens made."""
+
+
+class ResultTaker:
+    def __init__(self, ledger: KVLedger, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._ledger = ledger
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
+        self._is_eos[[token for token in eos_token_ids if token < vocab_size]] = True
+
+    def take(self, batch: ScheduleBatch, running: RunningBatch, output: StepOutput, now: float) -> StepResult:
+        """Advance every row of `batch`. Raises ValueError where `output` has not that shape; then nothing has changed."""
+        tokens = _tokens_by_row(output, batch.num_rows)
+        valid = (output.status == STATUS_OK) & (tokens < self._vocab_size)
+        result = StepResult()
+        n = batch.num_decodes
+        if n:
+            self._take_decodes(running, tokens[:n], valid[:n], result, now)
+        for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
+            try:
+                self._take_chunk(chunk, token, ok, result, now)
+            except Exception:
+                log.exception("%s: its result could not be handled", chunk.req.rid)
+                result.finished.append((chunk.req, FAULT))
+        return result
+
+    def _take_decodes(self, running: RunningBatch, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float) -> None:
+        n = len(tokens)
+        valid = valid & (tokens >= 0)
+        running.kv_lens[:n] += 1
+        running.last_token[:n] = tokens
+        running.tokens_left[:n] -= 1
+        look = ~valid
+        look |= self._is_eos[np.where(valid, tokens, 0)]
+        look |= running.tokens_left[:n] <= 0
+        look |= running.watched[:n]
+        due = result.due
+        for req, token, look_at, ok in zip(running.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=False):
+            if look_at:
+                self._look(req, token, ok, result, now)
+                continue
+            output_ids = req.output_ids
+            output_ids.append(token)
+            req.last_token_time = now
+            if len(output_ids) - req.num_sent >= req.output_interval:
+                due.append(req)
+        result.num_tokens += n
+
+    def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
+        """A row that may end here; a fault in its handling ends it and nobody else."""
+        try:
+            reason = self._take_token(req, token, ok, now)
+        except Exception:
+            log.exception("%s: its token could not be handled", req.rid)
+            reason = FAULT
+        if reason is not None:
+            result.finished.append((req, reason))
+        elif len(req.output_ids) - req.num_sent >= req.output_interval:
+            result.due.append(req)
+
+    def _take_token(self, req: Req, token: int, ok: bool, now: float) -> FinishReason | None:
+        if not ok:
+            return INVALID_LOGITS
+        req.output_ids.append(token)
+        req.last_token_time = now
+        if req.first_token_time is None:
+            req.first_token_time = now
+        return check_finished(req, self._eos_token_ids)
+
+    def _take_chunk(self, chunk: PrefillChunk, token: int, ok: bool, result: StepResult, now: float) -> None:
+        req = chunk.req
+        if not ok or (chunk.is_last and token < 0):
+            # What it computed isn't to be trusted: `kv_len` stays, so that none of it reaches the cache.
+            result.finished.append((req, INVALID_LOGITS))
+            return
+        is_last = chunk.is_last
+        req.kv_len = chunk.end
+        req.chunks += 1
+        self._ledger.cache_computed(req)
+        if not is_last:
+            return
+        result.num_tokens += 1
+        reason = self._take_token(req, token, ok, now)
+        if reason is not None:
+            result.finished.append((req, reason))
+            return
+        result.sampled.append(req)
+        if not req.opened or len(req.output_ids) - req.num_sent >= req.output_interval:
+            result.due.append(req)
+
+
+def _tokens_by_row(output: StepOutput, num_rows: int) -> Int32Array:
+    """(num_rows,): each row's token, -1 where it has none."""
+    splits = output.row_splits
+    if len(splits) != num_rows + 1 or len(output.status) != num_rows:
+        raise ValueError(f"a step of {num_rows} rows gave {len(splits) - 1}")
+    if len(output.token_ids) == num_rows and splits[-1] == num_rows:
+        return output.token_ids
+    counts = np.diff(splits)
+    if counts.max(initial=0) > 1:
+        raise ValueError("a row gave more tokens than it was asked for")
+    tokens = np.full(num_rows, -1, dtype=np.int32)
+    tokens[counts == 1] = output.token_ids
+    return tokens

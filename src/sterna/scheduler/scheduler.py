@@ -1,0 +1,346 @@
+"""The scheduler's event loop: receive, admit, choose, run, publish.
+
+Everything happens in this one thread, and between two steps nothing is in flight: whoever ends between steps gives back all that it
+held at once. A fault in one request's handling ends that request; a fault of a step ends the rows of that step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, assert_never
+
+import numpy as np
+
+from sterna.errors import Draining, QueueFull
+from sterna.executor.base import Executor
+from sterna.ipc.channel import ChannelError
+from sterna.protocol.channels import ToScheduler, ToServer
+from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, OutputCredit, ShutdownReq
+from sterna.protocol.finish import FinishAbort, FinishReason
+from sterna.protocol.generate import (
+    AbortReq,
+    BatchTokenIDOutput,
+    BatchTokenizedGenerateReqInput,
+    TokenIDRow,
+    TokenizedGenerateReqInput,
+)
+from sterna.scheduler.batch import ScheduleBatch, to_forward_batch
+from sterna.scheduler.decode import RunningBatch, choose_victim
+from sterna.scheduler.finish import ABORTED, DOES_NOT_FIT, FAULT
+from sterna.scheduler.intake import IntakeLimits, Refusal, to_req
+from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
+from sterna.scheduler.kv import KVLedger
+from sterna.scheduler.output import refusal_row, to_token_id_output
+from sterna.scheduler.prefill import Prefill
+from sterna.scheduler.req import Req, ReqState
+from sterna.scheduler.results import ResultTaker, StepResult
+from sterna.scheduler.stats import StatsKeeper
+from sterna.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_BATCHES_IN_FLIGHT = 32
+"""Output batches that the server hasn't folded yet."""
+RECEIVE_LIMIT = 256
+"""Messages taken in between two steps."""
+
+
+class Inbox(Protocol):
+    def wait(self, timeout_ms: int | None = None) -> bool: ...
+    def drain(self, limit: int = ...) -> Iterator[ToScheduler]: ...
+
+
+class Outbox(Protocol):
+    def to_detokenizer(self, message: BatchTokenIDOutput) -> None: ...
+    def to_server(self, address: str | None, message: ToServer) -> None:
+        """`address` None is the server that started us."""
+
+
+class Scheduler:
+    """Built by `process.py`, or by a test with an inbox and an outbox of its own."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        ledger: KVLedger,
+        prefill: Prefill,
+        running: RunningBatch,
+        results: ResultTaker,
+        limits: IntakeLimits,
+        max_queued_requests: int,
+        inbox: Inbox,
+        outbox: Outbox,
+        tokenizer: Callable[[], Tokenizer],
+        epoch: int,
+        check_every_slot: bool = False,
+    ) -> None:
+        self.executor = executor
+        self.ledger = ledger
+        self.prefill = prefill
+        self.running = running
+        self.stats = StatsKeeper(epoch, ledger.pools.total)
+        self.reqs: dict[str, Req] = {}
+        """Everyone alive."""
+        self.credits = MAX_BATCHES_IN_FLIGHT
+        self.stopping = False
+        self._results = results
+        self._limits = limits
+        self._max_queued_requests = max_queued_requests
+        self._inbox = inbox
+        self._outbox = outbox
+        self._tokenizer = tokenizer
+        self._epoch = epoch
+        self._check_every_slot = check_every_slot
+        self._serial = 0
+        self._step = 0
+        self._due: list[Req] = []
+        """Who has output, or an ending, to publish; each once."""
+        self._refusals: list[TokenIDRow] = []
+        self._books_balance = True
+
+    # ---- the loop ----
+
+    def main_loop(self) -> None:
+        """Until a `ShutdownReq`."""
+        self.publish()  # the first gauge: an idle scheduler is one that says so
+        while not self.stopping:
+            self.receive(block=not self.can_step)
+            self.step()
+        self.shutdown()
+
+    def step(self) -> None:
+        """One turn of the loop, without waiting for a message."""
+        if self.can_step:
+            self.admit()
+            batch = self.choose()
+            if batch is not None:
+                self.run(batch)
+        self.publish()
+
+    @property
+    def can_step(self) -> bool:
+        return bool(self.reqs) and self.credits > 0
+
+    # ---- receive ----
+
+    def receive(self, *, block: bool = False) -> None:
+        """Take in what has arrived; with `block`, sleep until something has."""
+        if block:
+            self._inbox.wait()
+        try:
+            for message in self._inbox.drain(RECEIVE_LIMIT):
+                self._handle(message)
+        except ChannelError:
+            log.exception("a message was dropped")
+
+    def _handle(self, message: ToScheduler) -> None:
+        match message:
+            case TokenizedGenerateReqInput():
+                self._take(message)
+            case BatchTokenizedGenerateReqInput():
+                for each in message.reqs:
+                    self._take(each)
+            case AbortReq():
+                req = self.reqs.get(message.rid)
+                if req is not None:
+                    self._end([(req, ABORTED)])
+            case FlushCacheReq():
+                flushed = self.ledger.cache.flush()
+                self._outbox.to_server(message.reply_to, FlushCacheOutput(control_id=message.control_id, flushed_tokens=flushed))
+            case OutputCredit():
+                self.credits = min(self.credits + message.batches, MAX_BATCHES_IN_FLIGHT)
+            case ShutdownReq():
+                self.stopping = True
+            case _:
+                assert_never(message)
+
+    def _take(self, obj: TokenizedGenerateReqInput) -> None:
+        """A new request: into the queue, or refused with its one terminal row."""
+        received = time.monotonic()
+        if obj.rid in self.reqs:
+            # Its terminal row would end the living one. The server refuses duplicates before they get here.
+            log.error("%s: a second request under a live rid was dropped", obj.rid)
+            return
+        try:
+            if self.prefill.num_waiting >= self._max_queued_requests and len(self.reqs) >= self.prefill.max_rows:
+                raise Refusal(FinishAbort("The request queue is full.", QueueFull.status, QueueFull.code))
+            req = to_req(obj, self._serial, received, self._limits, self._tokenizer)
+        except Refusal as refusal:
+            self._refusals.append(refusal_row(obj, refusal.reason, received))
+            return
+        except Exception:
+            log.exception("%s: could not be taken in", obj.rid)
+            self._refusals.append(refusal_row(obj, FAULT, received))
+            return
+        self._serial += 1
+        self.reqs[req.rid] = req
+        self.prefill.waiting.push_back(req)
+
+    # ---- admit ----
+
+    def admit(self) -> None:
+        """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
+        now = time.monotonic()
+        admitted = self.prefill.admit(self.running, self._step)
+        stuck, self.prefill.stuck = self.prefill.stuck, None
+        if stuck is not None:
+            self._end([(stuck, DOES_NOT_FIT)])
+        for req in admitted:
+            if req.first_scheduled_time is None:
+                req.first_scheduled_time = now
+                self.stats.prompt_tokens += req.num_prompt
+                self.stats.cached_tokens += req.cached_tokens
+            try:
+                self.executor.bind(req.req_pool_idx, req.sampling_params, req.prompt_ids, np.array(req.output_ids, dtype=np.int32))
+            except Exception:
+                log.exception("%s: its sampler could not be made", req.rid)
+                self._end([(req, FAULT)])
+
+    # ---- choose ----
+
+    def choose(self) -> ScheduleBatch | None:
+        """This step's rows, with slots for all of them: every running row, and as much prefill as the budget allows."""
+        while True:
+            while not self.running.grow(self.ledger):
+                self._retract_one()
+            chunks = self.prefill.chunks()
+            if chunks or self.running.reqs:
+                return ScheduleBatch(len(self.running), chunks)
+            if not self.prefill.active:
+                return None
+            self._retract_one()
+
+    def _retract_one(self) -> None:
+        """Memory has run out: take it from the request that loses least. One that is alone and still short can never be served."""
+        candidates = [*self.running.reqs, *self.prefill.active]
+        if len(candidates) == 1:
+            self._end([(candidates[0], DOES_NOT_FIT)])
+            return
+        req = choose_victim(candidates)
+        self._leave(req)
+        self._give_back(req, keep_kv=True)
+        req.state = ReqState.WAITING
+        req.retractions += 1
+        self.stats.retractions += 1
+        self.prefill.waiting.push_front([req])
+        self.prefill.ratio.retracted([*self.running.reqs, *self.prefill.active])
+
+    # ---- run ----
+
+    def run(self, batch: ScheduleBatch) -> None:
+        """Run one step and take in what came of it."""
+        step = self._step
+        self._step += 1
+        self.stats.steps += 1
+        self.stats.max_batch_size = max(self.stats.max_batch_size, batch.num_rows)
+        try:
+            forward = to_forward_batch(batch, self.running, self.ledger, step)
+            output = self.executor.submit(forward).result()
+            result = self._results.take(batch, self.running, output, time.monotonic())
+        except Exception:
+            log.exception("step %d of %d rows failed", step, batch.num_rows)
+            rows = [*self.running.reqs[: batch.num_decodes], *(chunk.req for chunk in batch.chunks)]
+            self._end([(req, FAULT) for req in rows])
+            return
+        if batch.num_decodes:
+            self.prefill.ratio.step()
+        self._apply(result)
+
+    def _apply(self, result: StepResult) -> None:
+        for req in result.sampled:
+            self.prefill.leave(req)
+            self.running.add(req)
+        self.stats.output_tokens += result.num_tokens
+        self._due += result.due
+        if result.finished:
+            self._end(result.finished)
+
+    # ---- endings ----
+
+    def _end(self, endings: Iterable[tuple[Req, FinishReason]]) -> None:
+        """Each gives back all that it holds and is due its terminal row, whatever state it is in."""
+        endings = [(req, reason) for req, reason in endings if req.state is not ReqState.FINISHED]
+        gone = {req for req, _ in endings if req.state is ReqState.RUNNING}
+        if gone:
+            self.running.remove(gone)
+        for req, reason in endings:
+            if req not in gone:
+                self._leave(req)
+            # After a fault nobody knows what its slots hold.
+            trusted = not isinstance(reason, FinishAbort) or reason is ABORTED
+            self._give_back(req, keep_kv=trusted)
+            req.state = ReqState.FINISHED
+            req.finished_reason = reason
+            del self.reqs[req.rid]
+            self._due.append(req)
+
+    def _leave(self, req: Req) -> None:
+        """Take `req` out of where its state says it is."""
+        match req.state:
+            case ReqState.WAITING:
+                self.prefill.forget(req)
+            case ReqState.PREFILL:
+                self.prefill.leave(req)
+            case ReqState.RUNNING:
+                self.running.remove({req})
+            case ReqState.FINISHED:
+                pass
+            case _:
+                assert_never(req.state)
+
+    def _give_back(self, req: Req, *, keep_kv: bool) -> None:
+        if req.req_pool_idx < 0:
+            return
+        try:
+            self.executor.release(req.req_pool_idx)
+            if keep_kv:
+                self.ledger.cache_computed(req)
+        except Exception:
+            log.exception("%s: its ending could not keep what it computed", req.rid)
+        self.ledger.close(req)
+
+    def shutdown(self) -> None:
+        """Everyone alive gets a terminal row."""
+        self._end([(req, FinishAbort("the server is shutting down", Draining.status, Draining.code)) for req in self.reqs.values()])
+        self.credits = max(self.credits, 1)
+        self.publish()
+        self.executor.shutdown()
+
+    # ---- publish ----
+
+    def publish(self) -> None:
+        """One message with everything that is due, the gauge now and then, and the books checked."""
+        if self.credits > 0 and (self._due or self._refusals):
+            self._outbox.to_detokenizer(to_token_id_output(self._epoch, self._due, self._refusals))
+            self.credits -= 1
+            self._due = []
+            self._refusals = []
+        now = time.monotonic()
+        idle = not self.reqs
+        if idle:
+            self.prefill.ratio.reset()
+        if idle or self.stats.due(now):
+            stats = self.stats.take(
+                now,
+                running=len(self.running) + len(self.prefill.active),
+                waiting=self.prefill.num_waiting,
+                used=self.ledger.used,
+                evictable=self.ledger.cache.evictable_size,
+            )
+            if stats is not None:
+                self._outbox.to_server(None, stats)
+        self._check_books()
+
+    def _check_books(self) -> None:
+        """A leak is told once and lived with; tests are told every time."""
+        if self._check_every_slot:
+            check_ownership(self.ledger, self.reqs.values())
+        elif self._books_balance:
+            try:
+                check_counts(self.ledger)
+            except InvariantViolation:
+                self._books_balance = False
+                log.exception("KV accounting")

@@ -1,0 +1,97 @@
+"""Put on PYTHONPATH of a server under test: records every call of the round trip's functions, in whichever process it happens.
+
+Modules are wrapped as they are imported, so the product has no hook for this. Each call appends one line of JSON to $HOP_TRACE:
+hop, pid, the process's own module, and the types that went in and came out.
+"""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+# (module, attribute path) by hop, as docs/architecture.md has them.
+HOPS = {
+    ("sterna.server.openai.chat.protocol", "decode"): "1",
+    ("sterna.server.openai.chat.convert", "to_generate"): "2",
+    ("sterna.tokenizer_manager.tokenize", "to_tokenized"): "3",
+    ("sterna.scheduler.intake", "to_req"): "4",
+    ("sterna.scheduler.output", "to_token_id_output"): "6",
+    ("sterna.detokenizer.manager", "DetokenizerManager.to_str_output"): "7",
+    ("sterna.tokenizer_manager.receive", "fold"): "8",
+}
+
+
+def types_in(value: Any) -> list[str]:
+    """The type names of `value` and of what it holds one level down."""
+    if isinstance(value, tuple | list):
+        return [name for item in value for name in types_in(item)]
+    return [type(value).__name__]
+
+
+def record(hop: str, args: Sequence[Any], result: Any) -> None:
+    line = {"hop": hop, "pid": os.getpid(), "takes": types_in(list(args)), "gives": types_in(result)}
+    with open(os.environ["HOP_TRACE"], "a") as trace:
+        trace.write(json.dumps(line) + "\n")
+
+
+def traced(hop: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            results = list(function(*args, **kwargs))
+            record(hop, args, results)
+            return iter(results)
+    elif inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = await function(*args, **kwargs)
+            record(hop, args, result)
+            return result
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            record(hop, args, result)
+            return result
+
+    return wrapper
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Wraps the functions of a module when it has been executed, before its importer sees it."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, importlib.abc.Loader] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if not any(module == fullname for module, _ in HOPS):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
+            self._loaders[fullname] = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loaders[module.__name__].exec_module(module)
+        for (name, path), hop in HOPS.items():
+            if name == module.__name__:
+                *owners, attribute = path.split(".")
+                owner = functools.reduce(getattr, owners, module)
+                setattr(owner, attribute, traced(hop, getattr(owner, attribute)))
+
+
+if "HOP_TRACE" in os.environ:
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,54 @@
+"""One field, one flag, one docstring; checked once."""
+
+import msgspec
+import pytest
+
+from sterna.cli.flags import ENVIRONMENT, field_docs, parse_server_args
+from sterna.config.resolve import check
+from sterna.config.server_args import ServerArgs
+from sterna.errors import ConfigError
+
+
+def test_every_field_has_its_docstring_and_there_are_few_enough() -> None:
+    names = {field.name for field in msgspec.structs.fields(ServerArgs)}
+    assert field_docs(ServerArgs).keys() == names
+    assert len(names) <= 60
+    assert len(ENVIRONMENT) <= 10
+
+
+def test_flags_become_settings() -> None:
+    args = parse_server_args(["some/model", "--port", "9", "--no-radix-cache", "--schedule-policy", "lpm", "--sse-keep-alive", "0.5"])
+    assert (args.model, args.port, args.radix_cache, args.schedule_policy, args.sse_keep_alive) == ("some/model", 9, False, "lpm", 0.5)
+    assert parse_server_args([]) == ServerArgs()
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STERNA_API_KEY", "from-environment")
+    assert parse_server_args([]).api_key == "from-environment"
+    assert parse_server_args(["--api-key", "from-flag"]).api_key == "from-flag"
+
+
+@pytest.mark.parametrize("argv", [["--port", "many"], ["--schedule-policy", "luck"], ["--no-such-flag"], ["a", "b"]])
+def test_a_wrong_flag_is_named_and_ends_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_server_args(argv)
+    assert caught.value.code == 2
+    assert argv[0] in capsys.readouterr().err or "b" in argv
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", 65536),
+        ("port", -1),
+        ("page_size", 0),
+        ("max_running_requests", 0),
+        ("threads", 0),
+        ("stream_interval", 0),
+        ("host", ""),
+        ("api_key", ""),
+    ],
+)
+def test_a_value_out_of_range_names_its_flag(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match="--" + field.replace("_", "-")):
+        check(msgspec.structs.replace(ServerArgs(), **{field: value}))

@@ -1,0 +1,183 @@
+"""A scheduler in this process, over the scripted executor: no sockets, every slot's owner checked after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from byte_model import tokenizer_json
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.executor.scripted import ScriptedExecutor, create
+from sterna.protocol.channels import ToScheduler, ToServer
+from sterna.protocol.control import OutputCredit, SchedulerStats
+from sterna.protocol.finish import FinishAbort, FinishReason
+from sterna.protocol.generate import AbortReq, BatchTokenIDOutput, CacheNamespace, TokenIDRow, TokenizedGenerateReqInput
+from sterna.protocol.sampling import SamplingParams
+from sterna.scheduler.process import create_scheduler
+from sterna.scheduler.req import ReqState
+from sterna.text.tokenizer import Tokenizer
+
+VOCAB_SIZE = 1000
+EOS = 999
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.messages: list[ToScheduler] = []
+
+    def wait(self, timeout_ms: int | None = None) -> bool:
+        return bool(self.messages)
+
+    def drain(self, limit: int = 1_000_000) -> Iterator[ToScheduler]:
+        taken, self.messages = self.messages[:limit], self.messages[limit:]
+        yield from taken
+
+
+class Outbox:
+    """Folds rows as the server does: no gap, no overlap, one terminal row, nothing after it."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.rows: dict[str, list[TokenIDRow]] = {}
+        self.stats: SchedulerStats | None = None
+        self.control: list[tuple[str | None, ToServer]] = []
+
+    def to_detokenizer(self, message: BatchTokenIDOutput) -> None:
+        self.batches += 1
+        seen = [row.rid for row in message.rows]
+        assert len(seen) == len(set(seen)), "two rows of one rid in a batch"
+        for row in message.rows:
+            rows = self.rows.setdefault(row.rid, [])
+            assert (row.opening is not None) == (not rows), f"{row.rid}: an opening is on the first row and on no other"
+            assert not rows or rows[-1].finished_reason is None, f"{row.rid}: a row after the end"
+            assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
+            assert (row.times is not None) == (row.finished_reason is not None)
+            rows.append(row)
+
+    def to_server(self, address: str | None, message: ToServer) -> None:
+        if isinstance(message, SchedulerStats):
+            self.stats = message
+        else:
+            self.control.append((address, message))
+
+
+class Harness:
+    def __init__(self, *, options: str = "", eos: tuple[int, ...] = (EOS,), context_len: int = 4096, **settings: object) -> None:
+        values: dict[str, object] = {"executor": "scripted", "context_length": context_len, "executor_options": options} | settings
+        self.args = ServerArgs(**values)  # type: ignore[arg-type]
+        self.model = ModelConfig(
+            name="scripted",
+            source="",
+            family="llama",
+            weights_dtype="none",
+            num_parameters=0,
+            vocab_size=VOCAB_SIZE,
+            context_len=context_len,
+            bos_token_id=None,
+            eos_token_ids=eos,
+        )
+        executor = create(self.args, Path())
+        assert isinstance(executor, ScriptedExecutor)
+        self.executor = executor
+        self.inbox = Inbox()
+        self.outbox = Outbox()
+        self.tokenizers_loaded = 0
+        self.scheduler = create_scheduler(
+            self.args, self.model, executor, self.inbox, self.outbox, epoch=7, tokenizer=self._tokenizer, check_every_slot=True
+        )
+
+    def _tokenizer(self) -> Tokenizer:
+        self.tokenizers_loaded += 1
+        return Tokenizer.from_json(tokenizer_json())
+
+    def send(
+        self,
+        rid: str,
+        prompt: list[int],
+        max_new_tokens: int = 4,
+        *,
+        stream: bool = True,
+        salt: str = "",
+        resume: list[int] | None = None,
+        **params: object,
+    ) -> None:
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
+        self.inbox.messages.append(
+            TokenizedGenerateReqInput(
+                rid=rid,
+                input_ids=prompt,
+                sampling_params=sampling,
+                stream=stream,
+                reply_to="ipc://server",
+                cache_namespace=CacheNamespace(salt=salt),
+                resume_output_ids=resume or [],
+            )
+        )
+
+    def abort(self, rid: str) -> None:
+        self.inbox.messages.append(AbortReq(rid=rid))
+
+    def turn(self) -> None:
+        """One turn of the loop; the server folds at once."""
+        before = self.outbox.batches
+        self.scheduler.receive()
+        self.scheduler.step()
+        if self.outbox.batches > before:
+            self.inbox.messages.append(OutputCredit(batches=self.outbox.batches - before))
+
+    def run(self, max_turns: int = 20_000) -> None:
+        """Until nobody is alive."""
+        for _ in range(max_turns):
+            self.turn()
+            if not self.scheduler.reqs and all(isinstance(message, OutputCredit) for message in self.inbox.messages):
+                return
+        raise AssertionError(f"still alive after {max_turns} turns: {sorted(self.scheduler.reqs)}")
+
+    def run_until(self, rid: str, state: ReqState, max_turns: int = 1000) -> None:
+        for _ in range(max_turns):
+            self.turn()
+            req = self.scheduler.reqs.get(rid)
+            if req is not None and req.state is state:
+                return
+        raise AssertionError(f"{rid} never was {state}")
+
+    # ---- what came out ----
+
+    def output(self, rid: str) -> list[int]:
+        return [token for row in self.outbox.rows[rid] for token in row.output_ids]
+
+    def reason(self, rid: str) -> FinishReason:
+        reason = self.outbox.rows[rid][-1].finished_reason
+        assert reason is not None, f"{rid} has not ended"
+        return reason
+
+    def abort_code(self, rid: str) -> tuple[int, str]:
+        reason = self.reason(rid)
+        assert isinstance(reason, FinishAbort), reason
+        return reason.status_code, reason.code
+
+    def cached(self, rid: str) -> int:
+        opening = self.outbox.rows[rid][0].opening
+        assert opening is not None
+        return opening.cached_tokens
+
+    def assert_at_baseline(self) -> None:
+        """Nobody holds anything: no KV, no lock, no row, no sampler state, no place in a queue."""
+        scheduler = self.scheduler
+        ledger = scheduler.ledger
+        assert not scheduler.reqs
+        assert ledger.used == 0
+        assert ledger.pools.available + ledger.cache.evictable_size == ledger.pools.total
+        assert ledger.tables.available == ledger.tables.num_rows
+        assert self.executor.num_bound == 0
+        assert scheduler.prefill.num_waiting == 0
+        assert not scheduler.prefill.active
+        assert not scheduler.running.reqs
+        assert self.outbox.stats is not None
+        assert (self.outbox.stats.num_running_reqs, self.outbox.stats.num_waiting_reqs, self.outbox.stats.kv_used_tokens) == (0, 0, 0)
+
+
+def echo(prompt: list[int], count: int) -> list[int]:
+    """What the scripted executor answers."""
+    return [prompt[k % len(prompt)] for k in range(count)]

@@ -1,0 +1,54 @@
+import random
+
+import pytest
+
+from sterna.protocol.finish import FinishLength, FinishMatchedToken
+from unit.scheduler.harness import EOS, Harness, echo
+
+
+def prompt_of(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(1, 900) for _ in range(length)]
+
+
+def test_a_request_gets_its_tokens_in_order_and_one_ending() -> None:
+    h = Harness()
+    h.send("a", [1, 2, 3], 5)
+    h.run()
+    assert h.output("a") == [1, 2, 3, 1, 2]
+    assert h.reason("a") == FinishLength(5)
+    h.assert_at_baseline()
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7, 64, 512])
+@pytest.mark.parametrize("radix", [True, False])
+def test_a_crowd_of_requests_gets_the_same_tokens_whatever_the_chunking_and_caching(chunk: int, radix: bool) -> None:
+    rng = random.Random(chunk)
+    count = {1: 900, 7: 200}.get(chunk, 30)  # long enough that many run at once
+    h = Harness(chunked_prefill_size=chunk, radix_cache=radix, max_running_requests=32, max_total_tokens=40_000)
+    shared = prompt_of(rng, 40)
+    prompts = {f"r{i}": (shared if i % 2 else []) + prompt_of(rng, rng.randrange(1, 80)) for i in range(40)}
+    for rid, prompt in prompts.items():
+        h.send(rid, prompt, count)
+    h.run()
+    for rid, prompt in prompts.items():
+        assert h.output(rid) == echo(prompt, count)
+    h.assert_at_baseline()
+    assert h.outbox.stats is not None
+    assert h.outbox.stats.max_batch_size >= 16
+    assert (h.outbox.stats.cached_tokens_total > 0) == radix
+    if 0 < chunk < 64:
+        assert max(h.outbox.rows[rid][-1].times.chunks for rid in prompts) > 1  # type: ignore[union-attr]
+
+
+def test_an_end_token_ends_a_request_and_is_counted() -> None:
+    h = Harness()
+    h.send("a", [5, 6, EOS, 7], 10)
+    h.send("own", [5, 6, 7, 8], 10, stop_token_ids=(7,))
+    h.send("ignored", [5, 6, EOS, 7], 6, ignore_eos=True)
+    h.send("held off", [5, EOS, 6, EOS], 10, min_new_tokens=3)
+    h.run()
+    assert (h.output("a"), h.reason("a")) == ([5, 6, EOS], FinishMatchedToken(EOS, True))
+    assert (h.output("own"), h.reason("own")) == ([5, 6, 7], FinishMatchedToken(7, False))
+    assert (h.output("ignored"), h.reason("ignored")) == ([5, 6, EOS, 7, 5, 6], FinishLength(6))
+    assert (h.output("held off"), h.reason("held off")) == ([5, EOS, 6, EOS], FinishMatchedToken(EOS, True))
+    h.assert_at_baseline()
