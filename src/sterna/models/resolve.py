@@ -37,8 +37,11 @@ def resolve_model(name: str, *, cache_dir: Path, context_length: int | None, pro
 
     `context_length` in tokens; None takes the model's own. More than the model's own is allowed as far as linear or dynamic rope
     scaling stretches it. Safe against other processes that do the same. A second start takes milliseconds and touches no network.
+    A folder that is a resolved one is returned as it is.
     Raises ModelError for a model that can't be found, fetched, read or supported, ConfigError for a context that it can't have.
     """
+    if (Path(name) / "facts.json").is_file():
+        return Path(name)
     source = locate(name, cache_dir, progress)
     root = cache_dir / "resolved"
     folder = root / f"{re.sub(r'[^A-Za-z0-9._]+', '-', source.name)[:60]}-{_key(source, context_length)}"
