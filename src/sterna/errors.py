@@ -109,6 +109,8 @@ class RequestNotFound(RequestError):
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
+    allowed: tuple[str, ...] = ()
+    """Methods that the route has."""
 
 
 class PayloadTooLarge(RequestError):

@@ -124,3 +124,31 @@ class ModelSpec(msgspec.Struct, frozen=True):
     tied_head: bool
     causal: bool = True
     head_bias: bool = False
+
+
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every canonical weight that the spec needs, and its shape: no more and no fewer."""
+    shapes: dict[str, tuple[int, ...]] = {"embed": (spec.vocab_size, spec.hidden_size)}
+
+    def matrix(name: str, rows: int, columns: int, bias: bool) -> None:
+        shapes[name] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    for i, layer in enumerate(spec.layers):
+        mixer, mlp, at = layer.mixer, layer.mlp, f"layers.{i}"
+        shapes[f"{at}.attn_norm"] = (spec.hidden_size,)
+        matrix(f"{at}.attn.q", mixer.num_heads * mixer.head_dim, spec.hidden_size, mixer.qkv_bias)
+        matrix(f"{at}.attn.k", mixer.num_kv_heads * mixer.head_dim, spec.hidden_size, mixer.qkv_bias)
+        matrix(f"{at}.attn.v", mixer.num_kv_heads * mixer.head_dim, spec.hidden_size, mixer.qkv_bias)
+        if mixer.qk_norm:
+            shapes[f"{at}.attn.q_norm"] = shapes[f"{at}.attn.k_norm"] = (mixer.head_dim,)
+        matrix(f"{at}.attn.o", spec.hidden_size, mixer.num_heads * mixer.head_dim, mixer.o_bias)
+        shapes[f"{at}.mlp_norm"] = (spec.hidden_size,)
+        matrix(f"{at}.mlp.gate", mlp.intermediate, spec.hidden_size, mlp.bias)
+        matrix(f"{at}.mlp.up", mlp.intermediate, spec.hidden_size, mlp.bias)
+        matrix(f"{at}.mlp.down", spec.hidden_size, mlp.intermediate, mlp.bias)
+    shapes["final_norm"] = (spec.hidden_size,)
+    if not spec.tied_head:
+        matrix("head", spec.vocab_size, spec.hidden_size, spec.head_bias)
+    return shapes

@@ -42,6 +42,8 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     """Whether hop 3 adds the tokenizer's own BOS and the like to `text`; False for a rendered chat template."""
     sampling_params: SamplingParams
+    default_max_new_tokens: int | None = None
+    """Where `max_new_tokens` is None: this many, or the rest of the context if that is less; None is the rest of the context."""
     stream: bool = False
     priority: int = 0
     cache_namespace: CacheNamespace = CacheNamespace()

@@ -14,8 +14,8 @@ def to_tokenized(
 ) -> TokenizedGenerateReqInput:
     """Fix the request's tokens and its length.
 
-    `max_new_tokens` None becomes the rest of the context. A given one that passes the context's end is refused rather than cut, so
-    that a client never gets fewer tokens than it was promised.
+    `max_new_tokens` None becomes the surface's default, or the rest of the context if that is less. A given one that passes the context's
+    end is refused rather than cut, so that a client never gets fewer tokens than it was promised.
     Raises ContextLengthExceeded where prompt and output don't fit, InvalidRequest where there is no token or one outside the vocabulary.
     """
     input_ids = obj.input_ids
@@ -34,7 +34,9 @@ def to_tokenized(
         raise ContextLengthExceeded(
             f"the prompt has {len(input_ids)} tokens; the context of {context_len} tokens must hold it and at least one more", param=field
         )
-    wanted = room if params.max_new_tokens is None else params.max_new_tokens
+    wanted = params.max_new_tokens
+    if wanted is None:
+        wanted = room if obj.default_max_new_tokens is None else min(room, obj.default_max_new_tokens)
     if wanted > room:
         raise ContextLengthExceeded(
             f"the prompt has {len(input_ids)} tokens and {wanted} more are asked for; the context holds {context_len}", param="max_tokens"

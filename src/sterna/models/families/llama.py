@@ -1,0 +1,73 @@
+"""Llama (1 to 3.x) and what was made in its shape (SmolLM2, TinyLlama, …); in GGUF the architecture `llama` is also Mistral's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sterna.models.families import rope_settings
+from sterna.models.families.dense import (
+    dense_gguf_name,
+    dense_hf_name,
+    dense_spec,
+    gguf_dimensions,
+    gguf_fields,
+    hf_dimensions,
+    hf_fields,
+    read_window,
+)
+from sterna.models.family import Family, Settings, Shapes
+from sterna.models.spec import ModelSpec
+
+
+class Llama(Family):
+    name = "llama"
+
+    def context_len_from_hf(self, config: Settings) -> int:
+        return rope_settings.context_len_from_hf(hf_fields(config))
+
+    def context_len_from_gguf(self, metadata: Settings) -> int:
+        return rope_settings.context_len_from_gguf(gguf_fields(metadata))
+
+    def spec_from_hf(self, config: Settings, tensor_shapes: Shapes, *, context_len: int) -> ModelSpec:
+        fields = hf_fields(config)
+        if read_window(fields, "sliding_window", None, context_len=context_len) is not None:
+            raise fields.fault("sliding_window", "not a setting of llama that is supported")
+        dims = hf_dimensions(fields, tensor_shapes)
+        bias = fields.flag("attention_bias", False)
+        return dense_spec(
+            dims,
+            rope_settings.rope_from_hf(fields, head_dim=dims.head_dim, context_len=context_len),
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=fields.flag("mlp_bias", False),
+        )
+
+    def spec_from_gguf(
+        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_factors: Sequence[float] | None = None
+    ) -> ModelSpec:
+        fields = gguf_fields(metadata)
+        dims = gguf_dimensions(fields, tensor_shapes)
+        window = read_window(fields, "attention.sliding_window", None, context_len=context_len)
+        return dense_spec(
+            dims,
+            rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, factors=rope_factors),
+            windows=lambda layer: window,
+            # Llama's GGUFs have no setting for biases: the tensors speak for themselves.
+            qkv_bias="blk.0.attn_q.bias" in tensor_shapes,
+            o_bias="blk.0.attn_output.bias" in tensor_shapes,
+            mlp_bias="blk.0.ffn_gate.bias" in tensor_shapes,
+        )
+
+    def hf_name(self, canonical: str) -> str:
+        return dense_hf_name(canonical)
+
+    def gguf_name(self, canonical: str) -> str:
+        return dense_gguf_name(canonical)
+
+    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
+        # llama.cpp pairs neighbouring rows (2i, 2i + 1) for this architecture, and its converter reorders q and k so.
+        stem = canonical.removesuffix(".bias")
+        if not stem.endswith((".attn.q", ".attn.k")):
+            return None
+        mixer = spec.layers[int(stem.split(".")[1])].mixer
+        return mixer.num_heads if stem.endswith(".q") else mixer.num_kv_heads

@@ -1,0 +1,50 @@
+"""What a model family is: the translation of two file formats' settings and tensor names into a `ModelSpec` and its canonical names."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+
+from sterna.models.spec import ModelSpec
+
+Settings = Mapping[str, object]
+"""A parsed config.json, or a GGUF's metadata by key."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Stored tensors' shapes by stored name, row-major: a matrix is (out, in) in both formats."""
+
+
+class Family(abc.ABC):
+    """One architecture. Stateless; every method but the naming ones raises ModelError, naming the setting at fault."""
+
+    name: str
+    """Its row in `registry.FAMILIES`."""
+
+    @abc.abstractmethod
+    def context_len_from_hf(self, config: Settings) -> int:
+        """Tokens of context that the model was made for, scaled rope included."""
+
+    @abc.abstractmethod
+    def context_len_from_gguf(self, metadata: Settings) -> int:
+        """As `context_len_from_hf`."""
+
+    @abc.abstractmethod
+    def spec_from_hf(self, config: Settings, tensor_shapes: Shapes, *, context_len: int) -> ModelSpec:
+        """`context_len` is the configured one: it fixes dynamic rope, and windows no smaller than it are no windows."""
+
+    @abc.abstractmethod
+    def spec_from_gguf(
+        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_factors: Sequence[float] | None = None
+    ) -> ModelSpec:
+        """`rope_factors`: the contents of `rope_freqs.weight`, required where the file has that tensor."""
+
+    @abc.abstractmethod
+    def hf_name(self, canonical: str) -> str:
+        """The stored name, in a safetensors file, of a canonical weight (see `models/spec.py`)."""
+
+    @abc.abstractmethod
+    def gguf_name(self, canonical: str) -> str:
+        """The stored name, in a GGUF file, of a canonical weight."""
+
+    @abc.abstractmethod
+    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
+        """How many heads the stored rows belong to where they are paired for interleaved rope; None where they lie canonically."""

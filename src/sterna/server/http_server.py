@@ -1,0 +1,187 @@
+"""The HTTP server: uvicorn with its signal handling taken out, and deadlines and a header limit put in."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import uvicorn
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from sterna.config.server_args import ServerArgs
+from sterna.server.app import App
+from sterna.server.errors import ErrorDetail, ErrorResponse
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75
+"""An idle connection is closed after this long; longer than the minute that proxies keep theirs."""
+HEADER_DEADLINE_S = 20.0
+"""From a connection's or a request's first sign to its last header."""
+BODY_DEADLINE_S = 300.0
+"""From the last header to the last byte of the body."""
+BODY_IDLE_S = 30.0
+"""Between two parts of a body."""
+MAX_HEADER_BYTES = 64 * 1024
+DATE_INTERVAL_S = 1.0
+GRACE_S = 5
+"""Seconds that `shutdown` leaves to responses that are still being written."""
+
+
+class HTTPServer:
+    """Serves `app` on `listener`, a bound and listening socket that it takes over.
+
+    Lifecycle: `startup`, `shutdown`. Signals are the caller's.
+    """
+
+    def __init__(self, app: App, args: ServerArgs, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            http=DeadlineProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._server = _Uvicorn(config)
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+
+    async def startup(self) -> None:
+        """Returns when connections are being answered."""
+        started = asyncio.Event()
+        self._server.on_started = started
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        waiter = asyncio.create_task(started.wait())
+        await asyncio.wait({self._task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        if self._task.done():
+            await self._task
+
+    async def shutdown(self) -> None:
+        """Stop listening, let responses in progress end (`GRACE_S` at most), close every connection."""
+        self._server.stop.set()
+        if self._task is not None:
+            await self._task
+
+
+class _Uvicorn(uvicorn.Server):
+    """Ends on an event of ours instead of a signal, and sleeps on it instead of polling."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.stop = asyncio.Event()
+        self.on_started: asyncio.Event | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        if self.on_started is not None:
+            self.on_started.set()
+        while not self.stop.is_set():
+            await self.on_tick(0)  # renews the Date header
+            try:
+                await asyncio.wait_for(self.stop.wait(), DATE_INTERVAL_S)
+            except TimeoutError:
+                continue
+
+
+class DeadlineProtocol(HttpToolsProtocol):
+    """Closes connections that send nothing, or send slowly forever, or send headers without end."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._header_bytes: int | None = 0
+        """Bytes since the request began; None while no headers are being read."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline(HEADER_DEADLINE_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._header_bytes is not None:
+            self._header_bytes += len(data)
+            # A body may begin in the same read: the limit is checked against whole reads, so it is exceeded by one read at most.
+            if self._header_bytes > MAX_HEADER_BYTES + len(data):
+                self._refuse(431, "the request's headers are too large", "headers_too_large")
+                return
+        elif self._idle is not None:
+            self._idle.cancel()
+            self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._set_deadline(HEADER_DEADLINE_S)
+
+    def on_headers_complete(self) -> None:
+        self._header_bytes = None
+        self._set_deadline(BODY_DEADLINE_S)
+        self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
+        super().on_headers_complete()
+        if self.pipeline:
+            self._clear()  # it waits for the answer before it; `on_response_complete` goes on
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and not self.transport.is_closing() and self._deadline is None:
+            self._set_deadline(BODY_DEADLINE_S)
+
+    def on_message_complete(self) -> None:
+        self._clear()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg, "invalid_http")
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear()
+        self._deadline = self.loop.call_later(seconds, self._late)
+
+    def _clear(self) -> None:
+        for timer in (self._deadline, self._idle):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._idle = None
+
+    def _unanswered(self) -> bool:
+        """Whether the request that is being read could still be answered, with no other's answer in the way."""
+        if self.cycle is None:
+            return True
+        if self._header_bytes is not None:
+            return bool(self.cycle.response_complete)
+        return not self.cycle.response_started and not self.pipeline
+
+    def _late(self) -> None:
+        self._refuse(408, "the request took too long to arrive", "request_timeout")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer what the app can't see, unless an answer has begun, and close."""
+        self._clear()
+        if self.transport.is_closing():
+            return
+        if self._unanswered():
+            body = msgspec.json.encode(ErrorResponse(ErrorDetail(message, "invalid_request_error", None, code)))
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()

@@ -1,0 +1,153 @@
+"""Hop 1: the body of POST /generate (SGLang's own API), and the types of its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sterna.errors import InvalidRequest
+from sterna.server.body import BodyDecoder, parse
+from sterna.server.openai.fields import SGLANG_UNBUILT, CacheSalt, User
+from sterna.server.sampling import Count, PositiveCount, SamplingFields, Seed
+
+MAX_PROMPTS = 1024
+
+
+class GenerateSamplingParams(SamplingFields, kw_only=True):
+    max_new_tokens: PositiveCount | None = None
+    """Default 128."""
+    min_new_tokens: Count | None = None
+    sampling_seed: Seed | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """Exactly one of `text` and `input_ids`; lists make a batch."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    # One object, or one per prompt: msgspec can't say so of two structs, so `decode` types them.
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    """`GenerateSamplingParams`, or a list of them, one per prompt."""
+    rid: str | list[str] | None = None
+    stream: bool | None = None
+    incremental: bool | None = None
+    """Events carry deltas instead of the text so far (default: `--incremental-streaming-output`)."""
+    user: User | None = None
+    cache_salt: CacheSalt | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class GenerateRequest:
+    """A decoded body."""
+
+    body: GenerateBody
+    prompts: list[str | list[int]]
+    is_list: bool
+    """Whether the answer is a list too."""
+    sampling_params: list[GenerateSamplingParams]
+    """One per prompt."""
+
+
+UNBUILT: dict[str, tuple[Any, ...]] = {
+    **SGLANG_UNBUILT,
+    "input_embeds": (),
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "modalities": ([],),
+    "return_logprob": (False,),
+    "logprob_start_len": (-1,),
+    "top_logprobs_num": (0,),
+    "token_ids_logprob": (),
+    "return_text_in_logprobs": (False,),
+    "return_bytes": (False,),
+    "return_entropy": (False,),
+    "background": (False,),
+    "conversation_id": (),
+    "max_dynamic_patch": (),
+    "min_dynamic_patch": (),
+    "image_max_dynamic_patch": (),
+    "video_max_dynamic_patch": (),
+    "no_logs": (False,),
+    "validation_time": (),
+    "external_trace_header": (),
+    "http_worker_ipc": (),
+    "need_wait_for_image": (False,),
+    "num_items_assigned": (),
+}
+SAMPLING_UNBUILT: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "structural_tag": (),
+    "stop_regex": ([],),
+    "custom_params": (),
+    "stream_interval": (),
+    "beam_width": (),
+}
+
+_decoder = BodyDecoder(GenerateBody, unbuilt=UNBUILT)
+_sampling = BodyDecoder(GenerateSamplingParams, unbuilt=SAMPLING_UNBUILT)
+_many = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def decode(body: bytes, *, strict: bool = False) -> GenerateRequest:
+    """HTTP body → request. Raises InvalidRequest or UnsupportedField that name the field."""
+    request, fields = _decoder.decode(body, strict=strict)
+    prompts, is_list = _to_prompts(request)
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"at most {MAX_PROMPTS} prompts", param="text" if request.text is not None else "input_ids")
+    return GenerateRequest(request, prompts, is_list, _to_sampling(fields.get("sampling_params"), len(prompts), strict=strict))
+
+
+def _to_prompts(request: GenerateBody) -> tuple[list[str | list[int]], bool]:
+    if (request.text is None) == (request.input_ids is None):
+        raise InvalidRequest("exactly one of text and input_ids is needed", param="text")
+    if isinstance(request.text, str):
+        return [request.text], False
+    given: list[Any] = request.input_ids if request.text is None else request.text  # type: ignore[assignment]
+    param = "input_ids" if request.text is None else "text"
+    if not given:
+        raise InvalidRequest(f"{param}: an empty list", param=param)
+    if len({type(entry) for entry in given}) > 1:
+        raise InvalidRequest(f"{param}: a list holds token ids, or lists of token ids", param=param)
+    if isinstance(given[0], int):
+        return [given], False
+    return given, True
+
+
+def _to_sampling(raw: msgspec.Raw | None, count: int, *, strict: bool) -> list[GenerateSamplingParams]:
+    if raw is None or bytes(raw) == b"null":
+        return [GenerateSamplingParams()] * count
+    if not bytes(raw).startswith(b"["):
+        return [_one_sampling(raw, "sampling_params", strict=strict)] * count
+    each = parse(_many, raw, prefix="sampling_params")
+    if len(each) != count:
+        raise InvalidRequest(f"sampling_params: {len(each)} for {count} prompts", param="sampling_params")
+    return [_one_sampling(one, f"sampling_params[{index}]", strict=strict) for index, one in enumerate(each)]
+
+
+def _one_sampling(raw: msgspec.Raw, prefix: str, *, strict: bool) -> GenerateSamplingParams:
+    params, _ = _sampling.decode(raw, strict=strict, prefix=prefix)
+    return params
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    finish_reason: dict[str, str | int] | None
+    """`{"type": "stop", "matched": …}`, `{"type": "length", "length": …}` or `{"type": "abort", "message": …}`; null until the end."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float | None = None
+    """Seconds from the request's arrival to its last token."""
+
+
+class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | None = None

@@ -1,0 +1,35 @@
+"""POST /generate."""
+
+from __future__ import annotations
+
+from sterna.protocol.generate import GenerateReqInput
+from sterna.server.context import AppContext
+from sterna.server.exchange import Exchange
+from sterna.server.generation import write_stream
+from sterna.server.native.generate.convert import to_generate, to_rids
+from sterna.server.native.generate.protocol import decode
+from sterna.server.native.generate.response import to_response
+from sterna.server.native.generate.stream import GenerateChunks
+
+# What the core calls a field, and what this body does.
+PARAMS = {"prompt": "text", "max_tokens": "sampling_params.max_new_tokens", "min_tokens": "sampling_params.min_new_tokens"}
+
+
+async def generate(exchange: Exchange, context: AppContext) -> None:
+    request = decode(await exchange.body(), strict=context.args.strict_fields)
+    exchange.release_body()
+    body = request.body
+    rid, rids = to_rids(request)
+    incremental = context.args.incremental_streaming_output if body.incremental is None else body.incremental
+
+    def convert() -> list[GenerateReqInput]:
+        return to_generate(request, rids=rids, received_time=exchange.received, sampling=context.sampling)
+
+    async with context.generations.run(exchange, rid, len(rids), convert, user=body.user, params=PARAMS) as outputs:
+        if body.stream:
+            chunks = GenerateChunks(len(rids), is_list=request.is_list, incremental=incremental)
+            await write_stream(exchange, outputs, chunks, context.args)
+        else:
+            response = to_response(await outputs.all(), is_list=request.is_list)
+            outputs.mark_first_byte()
+            await exchange.respond_json(response)

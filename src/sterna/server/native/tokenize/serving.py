@@ -1,0 +1,44 @@
+"""POST /tokenize, POST /detokenize: what hop 3 and the detokenizer would do, off the event loop."""
+
+from __future__ import annotations
+
+from sterna.server.context import AppContext
+from sterna.server.exchange import Exchange
+from sterna.server.native.tokenize.protocol import (
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    decode_detokenize,
+    decode_tokenize,
+)
+from sterna.server.openai.fields import check_model
+from sterna.text.tokenizer import Tokenizer
+
+
+async def tokenize(exchange: Exchange, context: AppContext) -> None:
+    manager = context.manager
+    request = decode_tokenize(await exchange.body(), strict=context.args.strict_fields)
+    check_model(request.model, manager)
+    await exchange.respond_json(await manager.run_blocking(_tokenize, request, manager.tokenizer, manager.context_len))
+
+
+def _tokenize(request: TokenizeRequest, tokenizer: Tokenizer, context_len: int) -> TokenizeResponse:
+    texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    tokens = [tokenizer.encode(text, add_special_tokens=request.add_special_tokens is not False) for text in texts]
+    strings = [[tokenizer.id_to_token(token) or "" for token in ids] for ids in tokens] if request.return_token_strs else None
+    if isinstance(request.prompt, str):
+        return TokenizeResponse(
+            tokens=tokens[0], count=len(tokens[0]), max_model_len=context_len, token_strs=None if strings is None else strings[0]
+        )
+    return TokenizeResponse(tokens=tokens, count=[len(ids) for ids in tokens], max_model_len=context_len, token_strs=strings)
+
+
+async def detokenize(exchange: Exchange, context: AppContext) -> None:
+    manager = context.manager
+    lists, is_list, skip = decode_detokenize(await exchange.body(), vocab_size=manager.model.vocab_size, strict=context.args.strict_fields)
+    texts = await manager.run_blocking(_detokenize, lists, manager.tokenizer, skip)
+    await exchange.respond_json(DetokenizeResponse(text=texts if is_list else texts[0]))
+
+
+def _detokenize(lists: list[list[int]], tokenizer: Tokenizer, skip_special_tokens: bool) -> list[str]:
+    return [tokenizer.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]

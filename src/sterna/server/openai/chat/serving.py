@@ -1,0 +1,42 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+
+from sterna.protocol.generate import GenerateReqInput
+from sterna.server.context import AppContext
+from sterna.server.exchange import Exchange
+from sterna.server.generation import write_stream
+from sterna.server.openai.chat.convert import to_generate
+from sterna.server.openai.chat.protocol import decode
+from sterna.server.openai.chat.response import to_response
+from sterna.server.openai.chat.stream import ChatChunks
+from sterna.server.openai.fields import check_model, check_stream_options, to_rid
+
+# What the core calls a field, and what a chat's body does.
+PARAMS = {"prompt": "messages", "input_ids": "messages"}
+
+
+async def chat_completions(exchange: Exchange, context: AppContext) -> None:
+    manager = context.manager
+    request = decode(await exchange.body(), strict=context.args.strict_fields)
+    exchange.release_body()
+    body = request.body
+    check_model(body.model, manager)
+    options = check_stream_options(body.stream, body.stream_options)
+    rid = to_rid(body.rid, "chatcmpl-")
+    created = int(time.time())
+    model = manager.served_model_name
+
+    def convert() -> list[GenerateReqInput]:
+        return [to_generate(request, rid=rid, received_time=exchange.received, template=manager.chat_template, sampling=context.sampling)]
+
+    user = body.user or body.safety_identifier
+    async with context.generations.run(exchange, rid, 1, convert, user=user, params=PARAMS) as outputs:
+        if body.stream:
+            await write_stream(exchange, outputs, ChatChunks(rid, created, model, options), context.args)
+        else:
+            response = to_response(rid, created, model, await outputs.all())
+            outputs.mark_first_byte()
+            await exchange.respond_json(response)

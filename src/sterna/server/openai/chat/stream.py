@@ -1,0 +1,61 @@
+"""Hop 9, streaming: deltas → the bytes of chat completion chunks.
+
+Role chunk with empty content → content chunks → one finish chunk → usage chunk without choices (where asked for) → `[DONE]`.
+A chunk's constant parts are encoded once per stream; what is left per delta is one JSON string and one join.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sterna.server.openai.fields import StreamOptions, end_of, matched_stop, usage_of
+from sterna.server.sse import DONE
+from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
+
+_encode = msgspec.json.encode
+
+
+class ChatChunks:
+    """The chunks of one stream of one choice."""
+
+    __slots__ = ("_close", "_content", "_continuous", "_head", "_include_usage", "_opened")
+
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions) -> None:
+        self._include_usage = bool(options.include_usage)
+        self._continuous = bool(options.continuous_usage_stats)
+        self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
+            _encode(rid),
+            created,
+            _encode(model),
+        )
+        self._content = self._head + b'{"index":0,"delta":{"content":'
+        self._close = b'"logprobs":null,"finish_reason":null}]' + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
+        self._opened = False
+
+    def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
+        data = b""
+        if not self._opened:
+            self._opened = True
+            data = b'%b{"index":0,"delta":{"role":"assistant","content":""},%b' % (self._head, self._tail(reader))
+        if delta.text:
+            data += b"".join((self._content, _encode(delta.text), b"},", self._tail(reader)))
+        if delta.finished_reason is not None:
+            reason = delta.finished_reason
+            ending = b'"logprobs":null,"finish_reason":"%b","matched_stop":%b}]' % (end_of(reason).encode(), _encode(matched_stop(reason)))
+            data += b'%b{"index":0,"delta":{},%b%b' % (self._head, ending, self._usage(reader))
+        return data
+
+    def end(self, readers: list[JournalReader]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return b'%b],"usage":%b}\n\n%b' % (self._head, _encode(usage_of(readers)), DONE)
+
+    def _tail(self, reader: JournalReader) -> bytes:
+        if self._continuous:
+            return b'"logprobs":null,"finish_reason":null}]' + self._usage(reader)
+        return self._close
+
+    def _usage(self, reader: JournalReader) -> bytes:
+        if self._continuous:
+            return b',"usage":%b}\n\n' % _encode(usage_of([reader]))
+        return b',"usage":null}\n\n' if self._include_usage else b"}\n\n"

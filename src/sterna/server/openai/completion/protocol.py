@@ -1,0 +1,77 @@
+"""Hop 1: the body of POST /v1/completions, and the types of its answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sterna.errors import InvalidRequest
+from sterna.server.body import BodyDecoder
+from sterna.server.openai.fields import OPENAI_UNBUILT, SGLANG_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
+
+MAX_PROMPTS = 1024
+
+
+class CompletionRequest(OpenAIFields, kw_only=True):
+    # msgspec takes one array type per union; `decode` sees to it that a list holds one kind.
+    prompt: str | list[str | int | list[int]]
+    """A text, its token ids, or a list of either (at most 1024)."""
+
+
+UNBUILT = {
+    **VLLM_UNBUILT,
+    **SGLANG_UNBUILT,
+    **OPENAI_UNBUILT,
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "add_special_tokens": (True,),
+    "prompt_embeds": (),
+}
+
+_decoder = BodyDecoder(CompletionRequest, unbuilt=UNBUILT)
+
+
+def decode(body: bytes, *, strict: bool = False) -> CompletionRequest:
+    """HTTP body → request. Raises InvalidRequest or UnsupportedField that name the field."""
+    request, _ = _decoder.decode(body, strict=strict)
+    to_prompts(request.prompt)
+    return request
+
+
+def to_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The four forms of `prompt` as one list of prompts. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt: an empty list", param="prompt")
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    prompts = [entry for entry in prompt if not isinstance(entry, int)]
+    if len({type(entry) for entry in prompt}) > 1:
+        raise InvalidRequest("prompt: a list holds texts, or token ids, or lists of token ids", param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} prompts", param="prompt")
+    return prompts
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str
+    matched_stop: str | int | None
+    """The stop string or end token that ended the output."""
+
+
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "text_completion"
+    created: int
+    """Seconds since 1970."""
+    model: str
+    choices: list[CompletionChoice]
+    """One per prompt, in their order."""
+    usage: Usage

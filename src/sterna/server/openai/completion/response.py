@@ -1,0 +1,21 @@
+"""Hop 9, in full: outputs → a completion."""
+
+from __future__ import annotations
+
+from sterna.server.generation import Full
+from sterna.server.openai.completion.protocol import CompletionChoice, CompletionResponse
+from sterna.server.openai.fields import end_of, matched_stop, usage_of
+
+
+def to_response(rid: str, created: int, model: str, outputs: list[Full]) -> CompletionResponse:
+    """One choice per prompt."""
+    choices = [
+        CompletionChoice(
+            index=index,
+            text=output.text,
+            finish_reason=end_of(output.finished_reason),
+            matched_stop=matched_stop(output.finished_reason),
+        )
+        for index, output in enumerate(outputs)
+    ]
+    return CompletionResponse(id=rid, created=created, model=model, choices=choices, usage=usage_of([output.reader for output in outputs]))

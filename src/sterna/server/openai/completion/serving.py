@@ -1,0 +1,42 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+
+from sterna.protocol.generate import GenerateReqInput
+from sterna.server.context import AppContext
+from sterna.server.exchange import Exchange
+from sterna.server.generation import write_stream
+from sterna.server.openai.completion.convert import to_generate
+from sterna.server.openai.completion.protocol import decode, to_prompts
+from sterna.server.openai.completion.response import to_response
+from sterna.server.openai.completion.stream import CompletionChunks
+from sterna.server.openai.fields import check_model, check_stream_options, to_rid
+
+# What the core calls a field, and what this body does.
+PARAMS = {"input_ids": "prompt", "text": "prompt"}
+
+
+async def completions(exchange: Exchange, context: AppContext) -> None:
+    manager = context.manager
+    request = decode(await exchange.body(), strict=context.args.strict_fields)
+    exchange.release_body()
+    check_model(request.model, manager)
+    options = check_stream_options(request.stream, request.stream_options)
+    rid = to_rid(request.rid, "cmpl-")
+    created = int(time.time())
+    model = manager.served_model_name
+
+    def convert() -> list[GenerateReqInput]:
+        return to_generate(request, rid=rid, received_time=exchange.received, sampling=context.sampling)
+
+    count = len(to_prompts(request.prompt))
+    user = request.user or request.safety_identifier
+    async with context.generations.run(exchange, rid, count, convert, user=user, params=PARAMS) as outputs:
+        if request.stream:
+            await write_stream(exchange, outputs, CompletionChunks(rid, created, model, options), context.args)
+        else:
+            response = to_response(rid, created, model, await outputs.all())
+            outputs.mark_first_byte()
+            await exchange.respond_json(response)

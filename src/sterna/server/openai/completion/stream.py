@@ -1,0 +1,51 @@
+"""Hop 9, streaming: deltas → the bytes of completion chunks, those of several prompts interleaved.
+
+Text chunks → one finish chunk per prompt → usage chunk without choices (where asked for) → `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sterna.server.openai.fields import StreamOptions, end_of, matched_stop, usage_of
+from sterna.server.sse import DONE
+from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
+
+_encode = msgspec.json.encode
+
+
+class CompletionChunks:
+    """The chunks of one stream."""
+
+    __slots__ = ("_continuous", "_head", "_include_usage", "_plain_end")
+
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions) -> None:
+        self._include_usage = bool(options.include_usage)
+        self._continuous = bool(options.continuous_usage_stats)
+        self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % (
+            _encode(rid),
+            created,
+            _encode(model),
+        )
+        self._plain_end = b',"usage":null}\n\n' if self._include_usage else b"}\n\n"
+
+    def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
+        data = b""
+        end = b',"usage":%b}\n\n' % _encode(usage_of([reader])) if self._continuous else self._plain_end
+        if delta.text:
+            data = b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}]%b' % (self._head, index, _encode(delta.text), end)
+        if delta.finished_reason is not None:
+            reason = delta.finished_reason
+            data += b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b","matched_stop":%b}]%b' % (
+                self._head,
+                index,
+                end_of(reason).encode(),
+                _encode(matched_stop(reason)),
+                end,
+            )
+        return data
+
+    def end(self, readers: list[JournalReader]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return b'%b],"usage":%b}\n\n%b' % (self._head, _encode(usage_of(readers)), DONE)

@@ -1,0 +1,60 @@
+"""The table of routes: what answers where, and the types that `/openapi.json` shows. An endpoint is one folder and one row."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from sterna.server.context import AppContext
+from sterna.server.docs import docs_asset, docs_page
+from sterna.server.exchange import Exchange
+from sterna.server.health import Health, health, metrics, ready
+from sterna.server.native.control.protocol import AbortRequest, AbortResponse, FlushCacheResponse, ServerInfo
+from sterna.server.native.control.serving import abort_request, flush_cache, server_info
+from sterna.server.native.generate.protocol import GenerateBody, GenerateOutput
+from sterna.server.native.generate.serving import generate
+from sterna.server.native.tokenize.protocol import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from sterna.server.native.tokenize.serving import detokenize, tokenize
+from sterna.server.openai.chat.protocol import ChatCompletionBody, ChatCompletionResponse
+from sterna.server.openai.chat.serving import chat_completions
+from sterna.server.openai.completion.protocol import CompletionRequest, CompletionResponse
+from sterna.server.openai.completion.serving import completions
+from sterna.server.openai.models.protocol import ModelCard, ModelList
+from sterna.server.openai.models.serving import get_model, list_models
+from sterna.server.openapi import openapi_json
+
+Handler = Callable[[Exchange, AppContext], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+    """As Starlette writes it: `{name}` is one segment, `{name:path}` the rest."""
+    handler: Handler
+    summary: str
+    request: Any = None
+    """Type of the JSON body; None where there is none."""
+    response: Any = None
+    """Type of the JSON answer; None where it is something else."""
+    streams: bool = False
+    """Whether it may answer with server-sent events, and counts as a request in the log."""
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/chat/completions", chat_completions, "Chat", ChatCompletionBody, ChatCompletionResponse, streams=True),
+    Route("POST", "/v1/completions", completions, "Complete texts or token ids", CompletionRequest, CompletionResponse, streams=True),
+    Route("POST", "/generate", generate, "SGLang's own generation API", GenerateBody, GenerateOutput | list[GenerateOutput], streams=True),
+    Route("GET", "/v1/models", list_models, "The served model", None, ModelList),
+    Route("GET", "/v1/models/{model:path}", get_model, "One model", None, ModelCard),
+    Route("POST", "/tokenize", tokenize, "Text to token ids", TokenizeRequest, TokenizeResponse),
+    Route("POST", "/detokenize", detokenize, "Token ids to text", DetokenizeRequest, DetokenizeResponse),
+    Route("POST", "/abort_request", abort_request, "End a running request", AbortRequest, AbortResponse),
+    Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse),
+    Route("GET", "/server_info", server_info, "Settings, model, engine, gauges", None, ServerInfo),
+    Route("GET", "/health", health, "Liveness", None, Health),
+    Route("GET", "/ready", ready, "Readiness", None, Health),
+    Route("GET", "/metrics", metrics, "Prometheus metrics"),
+    Route("GET", "/openapi.json", openapi_json, "This description"),
+    Route("GET", "/docs", docs_page, "This description, to read and try"),
+    Route("GET", "/docs/{asset}", docs_asset, "Parts of that page"),
+)

@@ -1,0 +1,129 @@
+"""Server-sent events, as bytes, and a stream's life: nothing sent → status line out → events → end.
+
+The status line goes out at the first of: the first output, an error (then it is the error's own status), or `sse_commit_after`. After it an
+error is one event that carries `{"error": …}`, and the end of the stream, without `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from sterna.server.errors import HttpError
+from sterna.server.exchange import Exchange
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+# A line that starts with a colon is a comment: clients skip it, and everything on the way sees that the connection lives.
+COMMENT = b": keep-alive\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """`data` holds no line break (JSON doesn't)."""
+    return b"data: " + data + b"\n\n"
+
+
+class SseStream:
+    """Writes one stream. `commit_after` and `keep_alive` are seconds: see `ServerArgs`."""
+
+    __slots__ = ("_exchange", "_keep_alive", "_limit", "_patience", "committed")
+
+    def __init__(self, exchange: Exchange, *, commit_after: float, keep_alive: float) -> None:
+        self._exchange = exchange
+        self._keep_alive = keep_alive
+        self._patience = Patience()
+        self._limit = max(0.0, exchange.received + commit_after - time.monotonic())
+        self.committed = False
+
+    async def wait_for(self, take: Callable[[], Awaitable[T]]) -> T:
+        """`await take()`, with a comment line after every silence. `take` must lose nothing when it is cancelled and called again."""
+        while True:
+            try:
+                return await self._patience.wait(take, self._limit)
+            except TimeoutError:
+                await self.send(COMMENT)
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        """Bytes of any number of whole events; with `more` False the stream ends after them."""
+        if not self.committed:
+            self.committed = True
+            self._limit = self._keep_alive
+            await self._exchange.start(
+                200,
+                [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                ],
+            )
+        await self._exchange.write(data, more=more)
+
+    async def fail(self, error: HttpError) -> None:
+        """End the stream with `error`."""
+        if self.committed:
+            await self.send(event(error.body), more=False)
+        else:
+            await self._exchange.respond_error(error)
+
+    def close(self) -> None:
+        self._patience.close()
+
+
+class Patience:
+    """Interrupts one task's waits once they have lasted too long.
+
+    `asyncio.timeout` arms and disarms a timer at every wait. Here one timer stays armed and is moved on only when it fires, so that a wait
+    that ends in time, as nearly all do, costs next to nothing.
+    """
+
+    __slots__ = ("_deadline", "_expired", "_loop", "_task", "_timer")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[object] | None = None
+        """Who waits; None between waits."""
+        self._deadline = 0.0
+        self._expired = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self, take: Callable[[], Awaitable[T]], limit: float) -> T:
+        """`await take()`. Raises TimeoutError after `limit` seconds; `take` was then cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._deadline = deadline = self._loop.time() + limit
+        if self._timer is None or self._timer.when() > deadline:
+            self._arm(deadline)
+        self._task = task
+        cancelling = task.cancelling()
+        try:
+            return await take()
+        except asyncio.CancelledError:
+            if self._expired and task.uncancel() <= cancelling:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._task = None
+            self._expired = False
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._arm(self._deadline)
+        else:
+            self._expired = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,31 @@
+"""Servers over the byte model and the scripted executor: real processes and sockets, no weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from byte_model import make_byte_model
+from running_server import RunningServer, running_server
+
+STEP_MS = 5
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_byte_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def fast_server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """An executor that takes no time."""
+    with running_server(byte_model, "--executor", "scripted", log=tmp_path_factory.mktemp("fast") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def slow_server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Steps of a few milliseconds, and room for four requests at once: time to interfere."""
+    flags = ["--executor", "scripted", "--executor-options", f"step_ms={STEP_MS}", "--max-running-requests", "4"]
+    with running_server(byte_model, *flags, log=tmp_path_factory.mktemp("slow") / "log") as server:
+        yield server

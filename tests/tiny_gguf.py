@@ -1,0 +1,125 @@
+"""The models of `tiny_models.py` as GGUF files, written by the gguf package the way llama.cpp's converter does it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, VARIANTS, FloatArray, Variant, tokenizer, weights
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+def has_gguf(name: str) -> bool:
+    """Whether the format can say what the variant is: it knows no dynamic rope, window layers or other activation for these."""
+    config = VARIANTS[name].config
+    rope = config["rope_parameters"]["rope_type"]
+    return rope != "dynamic" and not config.get("sliding_window") and "hidden_act" not in config and name != "qwen3-bias"
+
+
+def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
+    """Write a variant with its matrices as `quant` (a ggml type that the gguf package can make: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0,
+    Q5_1; rows must be multiples of its block), vectors as F32. Returns the path."""
+    if not has_gguf(name):
+        raise ValueError(f"{name} can't be said in GGUF")
+    variant = VARIANTS[name]
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[variant.family])
+    _add_settings(writer, name, variant)
+    _add_tokenizer(writer, variant)
+    kind = gguf.GGMLQuantizationType[quant]
+    for tensor, values in _tensors(name, variant).items():
+        if values.ndim == 1:
+            writer.add_tensor(tensor, values)
+        else:
+            writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
+    config = variant.config
+    # Not just "mistral": transformers takes that for an architecture of its own, which it then can't read.
+    writer.add_name(f"tiny-{name}")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    if "head_dim" in config:
+        writer.add_key_length(variant.head_dim)
+        writer.add_value_length(variant.head_dim)
+    writer.add_rope_dimension_count(variant.head_dim)
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, variant: Variant) -> None:
+    pieces = {index: piece for piece, index in tokenizer().get_vocab().items()}
+    size = variant.config["vocab_size"]
+    kinds = [gguf.TokenType.CONTROL if i < len(SPECIAL_TOKENS) else gguf.TokenType.NORMAL for i in range(len(pieces))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    # The converter fills up to the embedding's rows like this.
+    writer.add_token_list([pieces.get(i, f"[PAD{i}]") for i in range(size)])
+    writer.add_token_types([*kinds, *[gguf.TokenType.UNUSED] * (size - len(pieces))])
+    merges = json.loads(tokenizer().to_str())["model"]["merges"]
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
+    writer.add_bos_token_id(BOS_ID)
+    writer.add_eos_token_id(EOS_ID)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
+    config = variant.config
+    architecture = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == ARCHITECTURES[variant.family])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    tensors: dict[str, FloatArray] = {}
+    for tensor, values in weights(name).items():
+        if ARCHITECTURES[variant.family] == "llama" and ".q_proj." in tensor:
+            values = _interleave(values, config["num_attention_heads"])
+        elif ARCHITECTURES[variant.family] == "llama" and ".k_proj." in tensor:
+            values = _interleave(values, config["num_key_value_heads"])
+        stored = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, tensor
+        tensors[stored] = values
+    if config["rope_parameters"]["rope_type"] == "llama3":
+        tensors["rope_freqs.weight"] = _llama3_factors(variant)
+    return tensors
+
+
+def _interleave(values: FloatArray, heads: int) -> FloatArray:
+    """Rows of each head from halves (i, i + d/2) to pairs (2i, 2i + 1)."""
+    return values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _llama3_factors(variant: Variant) -> FloatArray:
+    """What llama.cpp's converter makes of Llama 3's settings."""
+    rope = variant.config["rope_parameters"]
+    window, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    factors = []
+    for frequency in 1.0 / rope["rope_theta"] ** (np.arange(0, variant.head_dim, 2) / variant.head_dim):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < window / high:
+            factors.append(1.0)
+        elif wavelength > window / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (window / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, dtype=np.float32)

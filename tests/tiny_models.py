@@ -1,0 +1,236 @@
+"""Tiny random models of every family, made in a moment from a seed: as Hugging Face folders here, as GGUF files in `tiny_gguf.py`.
+
+Weights are exact functions of (variant, tensor name) on every platform: uniform numbers of NumPy's frozen legacy generator under
+correctly rounded arithmetic. So references made from them once can be kept (`tests/data`). Their scale makes layers outweigh the
+embedding and attention sharp, so that greedy output wanders and a fault in rope, masks or biases shows in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+FloatArray = NDArray[np.float32]
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+BOS_ID, EOS_ID = 1, 2
+
+MERGES = """t h|th e|Ġ the|i n|a n|Ġ a|e r|o n|r e|Ġ t|Ġ s|Ġ w|Ġ c|e n|o r|a t|e s|Ġ o
+in g|an d|Ġ and|o f|Ġ of|Ġ in|i t|i s|o u|Ġ f|Ġ b|Ġ p|h e|l l|e d|Ġ m
+a r|a l|Ġ to|t o|Ġ d|Ġ h|i c|o m|l e|s t|Ġ l|Ġ n|v e|r o|Ġ y|Ġy ou|Ġ re|i on|c h
+Ġ g|u s|u r|s e|Ġ =|Ġ e|i l|l o|a s|Ġt h|Ã ©|ã ģ|ä ¸|ð Ł|Ċ Ċ|Ġ Ġ|ĠĠ ĠĠ"""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 336,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+}
+_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One tiny model: a family and what its config says beyond `_BASE`."""
+
+    family: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json's settings, in transformers 5's layout."""
+        settings = {**_BASE, **self.changes}
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, **settings.get("rope_parameters", {})}
+        return settings
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"])
+
+
+def _scaled(family: str, rope_type: str, **settings: Any) -> Variant:
+    head_dim = {"head_dim": 32} if family == "qwen3" else {}
+    return Variant(family, {"rope_parameters": {"rope_type": rope_type, **settings}, **head_dim})
+
+
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+VARIANTS: dict[str, Variant] = {
+    "llama": Variant("llama"),
+    "llama-untied": Variant("llama", {"tie_word_embeddings": False}),
+    "llama-bias": Variant("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": Variant("llama", {"head_dim": 32}),
+    "llama-every-head": Variant("llama", {"num_key_value_heads": 4}),
+    "llama-one-kv-head": Variant("llama", {"num_key_value_heads": 1}),
+    "llama-gelu": Variant("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-linear": _scaled("llama", "linear", factor=4.0),
+    "llama-dynamic": _scaled("llama", "dynamic", factor=2.0),
+    "llama-llama3": _scaled("llama", "llama3", **_LLAMA3),
+    "llama-yarn": _scaled("llama", "yarn", **_YARN),
+    # Rows of 256: what GGUF's k-quants need.
+    "llama-wide": Variant("llama", {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}),
+    "mistral": Variant("mistral", {"sliding_window": None, "tie_word_embeddings": False}),
+    "mistral-window": Variant("mistral", {"sliding_window": 16}),
+    "qwen2": Variant("qwen2"),
+    "qwen2-untied": Variant("qwen2", {"tie_word_embeddings": False}),
+    "qwen2-window": Variant("qwen2", {**_WINDOW, "max_window_layers": 1}),
+    "qwen2-yarn": _scaled("qwen2", "yarn", **_YARN),
+    "qwen3": Variant("qwen3", {"head_dim": 32}),
+    "qwen3-bias": Variant("qwen3", {"head_dim": 32, "attention_bias": True}),
+    "qwen3-window": Variant(
+        "qwen3", {"head_dim": 32, **_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    ),
+    "qwen3-untied": Variant("qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
+    "qwen3-yarn": _scaled("qwen3", "yarn", **_YARN),
+}
+
+
+def weights(name: str) -> dict[str, FloatArray]:
+    """A variant's tensors by Hugging Face name, float32."""
+    variant = VARIANTS[name]
+    return {tensor: _random(f"{name}/{tensor}", shape, tensor) for tensor, shape in _shapes(variant).items()}
+
+
+def weights_sha256(name: str) -> str:
+    """Identifies a variant's weights: a reference says which ones it was made from."""
+    digest = hashlib.sha256()
+    for tensor, values in sorted(weights(name).items()):
+        digest.update(tensor.encode() + values.tobytes())
+    return digest.hexdigest()
+
+
+def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
+    config, family = variant.config, variant.family
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q_rows, kv_rows = config["num_attention_heads"] * variant.head_dim, config["num_key_value_heads"] * variant.head_dim
+    qkv_bias = family == "qwen2" or config.get("attention_bias", False)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+
+    def linear(name: str, rows: int, columns: int, bias: bool) -> None:
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    for layer in (f"model.layers.{i}" for i in range(config["num_hidden_layers"])):
+        shapes[f"{layer}.input_layernorm.weight"] = shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+            linear(f"{layer}.self_attn.{part}_proj", rows, hidden, qkv_bias)
+        linear(f"{layer}.self_attn.o_proj", hidden, q_rows, config.get("attention_bias", False))
+        if family == "qwen3":
+            shapes[f"{layer}.self_attn.q_norm.weight"] = shapes[f"{layer}.self_attn.k_norm.weight"] = (variant.head_dim,)
+        for part in ("gate", "up"):
+            linear(f"{layer}.mlp.{part}_proj", inner, hidden, config.get("mlp_bias", False))
+        linear(f"{layer}.mlp.down_proj", hidden, inner, config.get("mlp_bias", False))
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def _random(seed: str, shape: tuple[int, ...], tensor: str) -> FloatArray:
+    uniform = 2.0 * np.random.RandomState(zlib.crc32(seed.encode())).random_sample(shape) - 1.0
+    if tensor.endswith("norm.weight"):
+        values = 1.0 + 0.25 * uniform
+    elif len(shape) == 1 or "embed" in tensor:
+        values = 0.5 * uniform
+    else:
+        # Maps inputs of size 1 to outputs of about 1.4. (IEEE's root is correctly rounded: the same everywhere.)
+        values = 2.5 / np.sqrt(float(shape[1])) * uniform
+    return values.astype(np.float32)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE over `SPECIAL_TOKENS`, 256 bytes and `MERGES`: 328 ids, so that some of the models' 336 have no token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    merges = [(left, right) for left, right in (pair.split(" ") for line in MERGES.split("\n") for pair in line.split("|"))]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*SPECIAL_TOKENS, *alphabet]
+    known = set(pieces)
+    usable = []
+    for left, right in merges:
+        if left in known and right in known and left + right not in known:
+            known.add(left + right)
+            usable.append((left, right))
+            pieces.append(left + right)
+    made = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=usable))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return made
+
+
+def torch_model(name: str) -> PreTrainedModel:
+    """A variant as transformers runs it: float32, eval mode."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    variant = VARIANTS[name]
+    config = AutoConfig.for_model(variant.family, **variant.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    state = {tensor: torch.from_numpy(values) for tensor, values in weights(name).items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert set(missing) <= {"lm_head.weight"}
+    assert not unexpected
+    model.tie_weights()
+    model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=0)
+    return model.eval()
+
+
+def write_hf(
+    folder: Path,
+    name: str,
+    *,
+    sharded: bool = False,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    template: Literal["jinja", "tokenizer_config", "none"] = "jinja",
+) -> Path:
+    """Write a variant as a Hugging Face folder by transformers' own `save_pretrained`; returns the folder.
+
+    `sharded`: several safetensors files and their index. `template`: which of the two places holds the chat template.
+    """
+    import torch
+
+    model = torch_model(name).to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size="100KB" if sharded else "1GB")
+    tokenizer().save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[BOS_ID],
+        "eos_token": SPECIAL_TOKENS[EOS_ID],
+        "pad_token": SPECIAL_TOKENS[0],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 512,
+    }
+    if template == "tokenizer_config":
+        settings["chat_template"] = CHAT_TEMPLATE
+    elif template == "jinja":
+        (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    return folder

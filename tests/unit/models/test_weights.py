@@ -1,0 +1,165 @@
+"""Stored tensors -> canonical weights, from files that transformers and the gguf package wrote."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny_models
+from sterna.errors import ModelError
+from sterna.files.gguf import GGUFFile, GGUFTensor
+from sterna.files.safetensors import SafetensorsFolder
+from sterna.models.spec import ModelSpec, weight_shapes
+from sterna.models.weights import Unpermute, WeightStore, index_for_gguf, index_for_hf
+from tiny_gguf import has_gguf, write_gguf
+from tiny_reading import open_gguf, open_hf, reopened
+
+pytest.importorskip("transformers")
+
+IN_GGUF = [name for name in tiny_models.VARIANTS if has_gguf(name)]
+
+PARTS = {
+    "embed": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "head": "lm_head",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+
+
+def hf_key(canonical: str) -> str:
+    """Canonical -> transformers' name, by rule and not by the product's table."""
+    name, suffix = (canonical[:-5], "bias") if canonical.endswith(".bias") else (canonical, "weight")
+    if name in PARTS:
+        return f"{PARTS[name]}.{suffix}"
+    _, layer, part = name.split(".", 2)
+    if part not in PARTS:
+        block, leaf = part.split(".")
+        part = {"attn": "self_attn", "mlp": "mlp"}[block] + "." + (leaf if leaf.endswith("norm") else f"{leaf}_proj")
+    return f"model.layers.{layer}.{PARTS.get(part, part)}.{suffix}"
+
+
+def assert_holds(store: WeightStore, spec: ModelSpec, expected: dict[str, tiny_models.FloatArray]) -> None:
+    assert list(store.names()) == list(weight_shapes(spec))
+    assert len(expected) == len(list(store.names()))
+    for name in store.names():
+        values = store.float32(name)
+        assert values.shape == store.shape(name)
+        assert values.dtype == np.float32
+        assert values.flags.c_contiguous
+        assert values.flags.writeable
+        np.testing.assert_array_equal(values, expected[hf_key(name)], err_msg=name)
+
+
+@pytest.mark.parametrize("name", tiny_models.VARIANTS)
+def test_a_hugging_face_folder_yields_the_weights_that_were_put_in(name: str, tmp_path: Path) -> None:
+    spec, family, source = open_hf(tiny_models.write_hf(tmp_path / "hf", name, sharded=name == "llama"))
+    assert len({tensor.file for tensor in source.tensors.values()}) == (6 if name == "llama" else 1)
+    assert_holds(reopened(index_for_hf(spec, family, source), tmp_path / "resolved"), spec, tiny_models.weights(name))
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_a_gguf_file_yields_the_weights_that_were_put_in(name: str, tmp_path: Path) -> None:
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", name))
+    assert_holds(reopened(index_for_gguf(spec, family, source), tmp_path / "resolved"), spec, tiny_models.weights(name))
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_both_formats_of_one_model_give_one_spec(name: str, tmp_path: Path) -> None:
+    from sterna.models.rope import inverse_frequencies
+
+    ours, _, _ = open_hf(tiny_models.write_hf(tmp_path / "hf", name))
+    theirs, _, _ = open_gguf(write_gguf(tmp_path / "tiny.gguf", name))
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        assert a.mixer.rope is not None
+        assert b.mixer.rope is not None
+        frequencies, scale = inverse_frequencies(a.mixer.rope)
+        stored, stored_scale = inverse_frequencies(b.mixer.rope)
+        np.testing.assert_allclose(stored, frequencies, rtol=1e-6)  # GGUF stores numbers as float32
+        assert stored_scale == scale
+        assert a.norm_eps == pytest.approx(b.norm_eps, rel=1e-6)
+        assert _without_floats(a.mixer) == _without_floats(b.mixer)
+        assert a.mlp == b.mlp
+    assert (ours.kv_groups, ours.tied_head, ours.vocab_size, ours.hidden_size) == (
+        theirs.kv_groups,
+        theirs.tied_head,
+        theirs.vocab_size,
+        theirs.hidden_size,
+    )
+
+
+def _without_floats(mixer: object) -> object:
+    import msgspec
+
+    return msgspec.structs.replace(mixer, rope=None)  # type: ignore[type-var]
+
+
+def test_quantised_rows_move_whole(tmp_path: Path) -> None:
+    import gguf
+
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama", quant="Q4_1"))
+    store = reopened(index_for_gguf(spec, family, source), tmp_path / "resolved")
+    assert store.index.entries["layers.0.attn.q"].dtype == "Q4_1"
+    kind = gguf.GGMLQuantizationType.Q4_1
+    rounded = gguf.quants.dequantize(
+        gguf.quants.quantize(tiny_models.weights("llama")["model.layers.0.self_attn.q_proj.weight"], kind), kind
+    )
+    np.testing.assert_array_equal(store.float32("layers.0.attn.q"), rounded)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+def test_only_llamas_queries_and_keys_are_permuted_in_gguf(name: str, tmp_path: Path) -> None:
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", name))
+    entries = index_for_gguf(spec, family, source).entries
+    permuted = {name: entry.transform for name, entry in entries.items() if entry.transform is not None}
+    is_llama = name in ("llama", "mistral")
+    assert permuted == ({f"layers.{i}.attn.{p}": Unpermute(h) for i in range(3) for p, h in (("q", 4), ("k", 2))} if is_llama else {})
+
+
+def with_tensors(source: GGUFFile, **changes: GGUFTensor | None) -> GGUFFile:
+    tensors = {**source.tensors, **{name.replace("__", "."): tensor for name, tensor in changes.items()}}
+    return GGUFFile(source.path, source.metadata, {k: v for k, v in tensors.items() if v is not None}, source._data)
+
+
+def test_a_tensor_that_is_missing_misshapen_or_surplus_is_named(tmp_path: Path) -> None:
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama"))
+    up = source.tensors["blk.1.ffn_up.weight"]
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_up\.weight is missing.*\(128, 64\)"):
+        index_for_gguf(spec, family, with_tensors(source, blk__1__ffn_up__weight=None))
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_up\.weight has shape \(64, 128\), expected \(128, 64\)"):
+        index_for_gguf(spec, family, with_tensors(source, blk__1__ffn_up__weight=replace(up, shape=(64, 128))))
+    for name in ("blk.1.ffn_up.bias", "blk.3.attn_q.weight", "blk.0.attn_q_norm.weight", "blk.0.attn_q.scale"):
+        with pytest.raises(ModelError, match=f"{name} of shape"):
+            index_for_gguf(spec, family, with_tensors(source, **{name: replace(up, name=name)}))
+
+
+def test_stored_rope_tables_are_no_surplus(tmp_path: Path) -> None:
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama"))
+    table = replace(source.tensors["blk.0.attn_norm.weight"], shape=(8,))
+    ours = with_tensors(source, **{"rope_freqs.weight": table, "blk.0.attn_rot_embd.weight": table})
+    assert index_for_gguf(spec, family, ours).entries == index_for_gguf(spec, family, source).entries
+    hf_spec, hf_family, folder = open_hf(tiny_models.write_hf(tmp_path / "hf", "llama"))
+    norm = folder.tensors["model.norm.weight"]
+    more = {**folder.tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": norm}
+    assert index_for_hf(hf_spec, hf_family, SafetensorsFolder(folder.folder, more, {})).entries
+    with pytest.raises(ModelError, match=r"q_proj\.bias"):
+        index_for_hf(hf_spec, hf_family, SafetensorsFolder(folder.folder, {**more, "model.layers.0.self_attn.q_proj.bias": norm}, {}))
+
+
+def test_a_file_that_changed_after_it_was_indexed_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "llama")
+    spec, family, source = open_gguf(path)
+    store = reopened(index_for_gguf(spec, family, source), tmp_path)
+    assert "head" not in store
+    write_gguf(path, "llama", quant="Q8_0")
+    with pytest.raises(ModelError, match="not what it was"):
+        WeightStore.open(tmp_path)
+
+
+def test_a_folder_without_an_index_or_with_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a resolved model folder"):
+        WeightStore.open(tmp_path)
+    (tmp_path / "weights.json").write_text("{}")
+    with pytest.raises(ModelError, match="not a resolved model folder"):
+        WeightStore.open(tmp_path)

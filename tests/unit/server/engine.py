@@ -1,0 +1,127 @@
+"""A real `TokenizerManager` whose scheduler and detokenizer are a script: what a test says is what the engine answers."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from byte_model import EOS, IM_END, VOCAB_SIZE, tokenizer_json
+from sterna.config.model_config import GenerationDefaults, ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.errors import InvalidRequest
+from sterna.protocol.channels import ToScheduler
+from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, ProcessReady
+from sterna.protocol.finish import FinishAbort, FinishLength, FinishReason
+from sterna.protocol.generate import AbortReq, BatchStrOutput, SchedulerTimes, StrRow, TokenizedGenerateReqInput
+from sterna.server.app import App, create_app
+from sterna.text.tokenizer import Tokenizer
+from sterna.tokenizer_manager.manager import TokenizerManager
+from unit.tokenizer_manager.fakes import FakeInbox
+
+CONTEXT_LEN = 64
+GENERATION = GenerationDefaults(temperature=0.2, top_p=0.9)
+
+
+class FakeTemplate:
+    """ChatML without the newlines; raises on the word RAISE, as templates do."""
+
+    def __init__(self) -> None:
+        self.kwargs: dict[str, Any] = {}
+        self.messages: list[dict[str, Any]] = []
+
+    def render(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        self.messages, self.kwargs = messages, kwargs
+        text = "".join(f"[{m['role'][0]}]{m['content']}" for m in messages)
+        if "RAISE" in text:
+            raise InvalidRequest("the chat template refused: roles must alternate", param="messages")
+        return text + ("[a]" if kwargs["add_generation_prompt"] else "")
+
+
+class Engine:
+    """Plays the scheduler and the detokenizer. Set `script` to what it does with a dispatched request."""
+
+    def __init__(self, *, template: Any = None, context_len: int = CONTEXT_LEN, **args: Any) -> None:
+        self.args = ServerArgs(model="bytes", context_length=context_len, **args)
+        self.inbox = FakeInbox()
+        self.script: Callable[[Engine, TokenizedGenerateReqInput], Awaitable[None]] = answer("hello", " world")
+        self.received: list[TokenizedGenerateReqInput] = []
+        self.aborted: list[str] = []
+        self.abort_seen = asyncio.Event()
+        self._positions: dict[str, int] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        model = ModelConfig(
+            name="bytes",
+            source="",
+            family="llama",
+            weights_dtype="none",
+            num_parameters=0,
+            vocab_size=VOCAB_SIZE,
+            context_len=context_len,
+            bos_token_id=None,
+            eos_token_ids=(EOS, IM_END),
+            generation=GENERATION,
+        )
+        self.template = FakeTemplate() if template is None else template
+        self.manager = TokenizerManager(
+            self.args, model, Tokenizer.from_json(tokenizer_json()), self.template or None, self.inbox, self, epoch=1
+        )
+        self.app: App = create_app(self.manager, self.args)
+
+    # what the manager sends to: the scheduler's inbox
+    def send(self, message: ToScheduler) -> None:
+        match message:
+            case TokenizedGenerateReqInput():
+                self.received.append(message)
+                self._positions[message.rid] = 0
+                self._tasks[message.rid] = asyncio.get_running_loop().create_task(self.script(self, message))
+            case AbortReq():
+                self.aborted.append(message.rid)
+                self._tasks[message.rid].cancel()
+                self.put(message.rid, "", reason=FinishAbort("aborted", 499, "aborted"), ids=0)
+                self.abort_seen.set()
+            case FlushCacheReq():
+                self.inbox.put(FlushCacheOutput(control_id=message.control_id, flushed_tokens=7))
+            case _:
+                pass
+
+    def put(self, rid: str, text: str, *, reason: FinishReason | None = None, ids: int | None = None, cached: int = 2) -> None:
+        """One row: `text` in as many tokens as it has bytes, or `ids`."""
+        start = self._positions.get(rid, 0)
+        output_ids = list(text.encode()) if ids is None else list(range(ids))
+        self._positions[rid] = start + len(output_ids)
+        prompt = next(len(request.input_ids) for request in self.received if request.rid == rid)
+        times = SchedulerTimes(0.0, 1.0, 2.0, 3.0) if reason is not None else None
+        row = StrRow(rid, start, output_ids, text, reason, prompt, cached, times)
+        self.inbox.put(BatchStrOutput(epoch=1, detokenized_time=4.0, rows=[row]))
+
+
+def answer(*texts: str, reason: FinishReason | None = None) -> Callable[[Engine, TokenizedGenerateReqInput], Awaitable[None]]:
+    """Each text as a row of its own, then the end."""
+
+    async def play(engine: Engine, request: TokenizedGenerateReqInput) -> None:
+        for index, text in enumerate(texts):
+            last = index == len(texts) - 1
+            total = sum(len(entry.encode()) for entry in texts)
+            engine.put(request.rid, text, reason=(reason or FinishLength(total)) if last else None)
+            await asyncio.sleep(0)
+
+    return play
+
+
+async def silence(engine: Engine, request: TokenizedGenerateReqInput) -> None:
+    """No answer, ever."""
+
+
+@contextlib.asynccontextmanager
+async def running(*, ready: bool = True, **options: Any) -> AsyncIterator[Engine]:
+    engine = Engine(**options)
+    engine.manager.startup()
+    if ready:
+        for process in ("scheduler", "detokenizer"):
+            engine.inbox.put(ProcessReady(process=process, epoch=1, info={"executor": "scripted"}))
+        await engine.manager.ready_event.wait()
+    try:
+        yield engine
+    finally:
+        engine.manager.shutdown()
+        engine.inbox.close()
