@@ -105,6 +105,7 @@ class Scheduler:
 
     def main_loop(self) -> None:
         """Until a `ShutdownReq`."""
+        self.publish()  # the first gauge: an idle scheduler is one that says so
         while not self.stopping:
             self.receive(block=not self.can_step)
             self.step()

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sterna.text.tokenizer import Tokenizer
 
 from byte_model import EOS, tokenizer_json
 from sterna.detokenizer.manager import DetokenizerManager
 from sterna.protocol.control import DecodeRefused
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.generate import BatchStrOutput, BatchTokenIDOutput, DecodeOpening, StrRow, TokenIDRow
+from sterna.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_json(tokenizer_json())
 

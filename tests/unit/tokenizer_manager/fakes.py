@@ -4,8 +4,6 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from sterna.text.tokenizer import Tokenizer
-
 from byte_model import VOCAB_SIZE, tokenizer_json
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
@@ -13,6 +11,7 @@ from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import ProcessReady
 from sterna.protocol.generate import GenerateReqInput
 from sterna.protocol.sampling import SamplingParams
+from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
