@@ -13,18 +13,7 @@ import msgspec
 
 from sterna.errors import ModelError
 from sterna.files import cache
-from sterna.files.safetensors import INDEX_FILE, SINGLE_FILE, weight_files
-
-SETTINGS_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+from sterna.files.layout import INDEX_FILE, SETTINGS_FILES, SINGLE_FILE, weight_files
 
 
 class Unreachable(Exception):

@@ -200,3 +200,12 @@ def test_a_folder_without_one_clear_model_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     with pytest.raises(ModelError, match=r"name one of its files: a\.gguf, b\.gguf"):
         locate(str(tmp_path), tmp_path)
+
+
+def test_the_cache_is_where_it_is_told_else_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/tern")
+    monkeypatch.delenv("STERNA_CACHE_DIR", raising=False)
+    assert hub.cache_root() == Path("/home/tern/.cache/sterna")
+    monkeypatch.setenv("STERNA_CACHE_DIR", "~/elsewhere")
+    assert hub.cache_root() == Path("/home/tern/elsewhere")
+    assert hub.cache_root(str(tmp_path)) == tmp_path

