@@ -28,7 +28,7 @@ from sterna.config.process_start import ProcessStart
 from sterna.config.resolve import check, complete
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError, Draining, StartupError
-from sterna.files.hub import cache_root
+from sterna.files.cache import cache_root
 from sterna.ipc.addresses import RunDirectory
 from sterna.ipc.channel import Receiver, Sender
 from sterna.models.resolve import resolve_model
