@@ -229,6 +229,14 @@ def test_waiting_for_a_prefix_takes_no_longer_than_computing_it_alone(chunk_size
     assert followers.dismiss(leader) == []
 
 
+def test_without_a_chunk_size_no_prompt_is_split() -> None:
+    h = Harness(chunked_prefill_size=0, context_len=32_768)
+    for i in range(3):
+        h.send(f"r{i}", prompt_of(i, 12_000), 2)
+    h.run()
+    assert [h.outbox.rows[f"r{i}"][-1].times.chunks for i in range(3)] == [1, 1, 1]  # type: ignore[union-attr]
+
+
 def test_lpm_serves_the_longest_cached_prefix_first() -> None:
     order: dict[str, list[str]] = {}
     for policy in ("lpm", "fcfs"):
