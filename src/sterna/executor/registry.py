@@ -1,9 +1,10 @@
-"""Engines by name: `--executor`. Imported when chosen, so that nobody pays for one that they don't use."""
+"""The executors by name; a module is imported only when its executor is asked for."""
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
@@ -13,20 +14,26 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "torch": ("sterna.executor.torch.executor", "create"),
     "scripted": ("sterna.executor.scripted", "create"),
 }
-"""Name -> module and factory, `create(args: ServerArgs, folder: Path) -> Executor`."""
+"""Name -> (module, function); the function is `create(args: ServerArgs, folder: Path) -> Executor`."""
+
+_EXTRAS = {"torch": "torch"}
+"""Name -> the extra that brings what the executor imports; the extra's main package has the same name."""
 
 
 def create_executor(args: ServerArgs, folder: Path) -> Executor:
-    """Make `args.executor` for the resolved model in `folder`. Raises ConfigError for a name that isn't in the table, or an engine whose
-    packages aren't installed; else what the engine raises."""
-    if args.executor not in EXECUTORS:
-        raise ConfigError(f"--executor {args.executor}: there are {', '.join(EXECUTORS)}")
-    module, factory = EXECUTORS[args.executor]
+    """Make `args.executor` for the resolved model `folder`, weights loaded and KV pool allocated.
+
+    Raises ConfigError for an unknown name, a missing extra or settings that it can't serve, ModelError for a model it can't read.
+    """
+    row = EXECUTORS.get(args.executor)
+    if row is None:
+        raise ConfigError(f"--executor must be one of {', '.join(sorted(EXECUTORS))}, not {args.executor!r}")
+    module_name, function = row
     try:
-        create = getattr(importlib.import_module(module), factory)
+        module = import_module(module_name)
     except ModuleNotFoundError as fault:
-        if fault.name is None or fault.name.startswith("sterna"):
+        extra = _EXTRAS.get(args.executor)
+        if extra is None or fault.name is None or fault.name.partition(".")[0] != extra:
             raise
-        raise ConfigError(f"--executor {args.executor} needs the package {fault.name}: pip install 'sterna[{args.executor}]'") from fault
-    executor: Executor = create(args, folder)
-    return executor
+        raise ConfigError(f"the {args.executor} executor needs PyTorch: pip install 'sterna[{extra}]'") from fault
+    return cast(Executor, getattr(module, function)(args, folder))

@@ -107,7 +107,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0
-        """Bytes since the request began; None while no headers are being read."""
+        """Bytes since the connection or the request before it; None while a body or nothing is being read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -120,19 +120,19 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._header_bytes is not None:
             self._header_bytes += len(data)
-            # A body may begin in the same read: the limit is checked against whole reads, so it is exceeded by one read at most.
-            if self._header_bytes > MAX_HEADER_BYTES + len(data):
-                self._refuse(431, "the request's headers are too large", "headers_too_large")
-                return
         elif self._idle is not None:
             self._idle.cancel()
             self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
         super().data_received(data)
+        # Still no end of the headers: whole reads are counted, so that the limit is passed by one read at most.
+        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, "the request's headers are too large", "headers_too_large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = 0
-        self._set_deadline(HEADER_DEADLINE_S)
+        if self._header_bytes is None:
+            self._header_bytes = 0
+            self._set_deadline(HEADER_DEADLINE_S)
 
     def on_headers_complete(self) -> None:
         self._header_bytes = None

@@ -4,8 +4,6 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from sterna.text.tokenizer import Tokenizer
-
 from byte_model import VOCAB_SIZE, tokenizer_json
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
@@ -13,6 +11,7 @@ from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import ProcessReady
 from sterna.protocol.generate import GenerateReqInput
 from sterna.protocol.sampling import SamplingParams
+from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
@@ -25,6 +24,7 @@ class FakeInbox:
         self._messages: list[ToServer] = []
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
+        self._write.setblocking(False)
 
     @property
     def fd(self) -> int:
@@ -32,7 +32,8 @@ class FakeInbox:
 
     def put(self, message: ToServer) -> None:
         self._messages.append(message)
-        self._write.send(b"x")
+        with contextlib.suppress(BlockingIOError):  # full is readable enough
+            self._write.send(b"x")
 
     def drain(self, limit: int = 1_000_000) -> Iterator[ToServer]:
         with contextlib.suppress(BlockingIOError):
