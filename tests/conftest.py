@@ -1,4 +1,7 @@
-"""For every test: NumPy's BLAS on one thread. Its threads wait by spinning, which on a busy machine makes small products many times slower."""
+"""For every test: NumPy's BLAS on one thread.
+
+Its threads wait by spinning, which on a busy machine makes small products many times slower.
+"""
 
 import os
 
