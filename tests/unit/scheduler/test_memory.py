@@ -186,6 +186,32 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     h.assert_at_baseline()
 
 
+def test_a_follower_goes_on_when_it_has_waited_long_enough_though_its_leader_is_not_done() -> None:
+    h = Harness()
+    prompt = prompt_of(0, 40)
+    h.send("leader", prompt, 40, resume=prompt[:20])  # two steps: its prompt, then what it had generated
+    h.send("follower", [*prompt, 7], 4)
+    h.turn()
+    assert h.scheduler.prefill.num_waiting == 1
+    h.turn()
+    assert h.output("follower") == prompt[:1]
+    h.run()
+    assert h.cached("follower") == 32
+    assert h.output("leader") == echo(prompt, 40)[20:]
+    h.assert_at_baseline()
+
+
+def test_replayed_outputs_never_come_from_a_prompts_kv_where_the_two_differ() -> None:
+    h = Harness(options="reuse_generated_kv=0")
+    prompt = prompt_of(0, 40)
+    h.send("as a prompt", prompt + prompt[:30], 1)
+    h.run()
+    h.send("as output", prompt, 40, resume=prompt[:30])
+    h.run()
+    assert h.output("as output") == prompt[30:40]
+    assert h.cached("as output") == 32
+
+
 @pytest.mark.parametrize(("chunk_size", "steps"), [(16, 4), (60, 2), (64, 1), (0, 1)])
 def test_waiting_for_a_prefix_takes_no_longer_than_computing_it_alone(chunk_size: int, steps: int) -> None:
     h = Harness()
