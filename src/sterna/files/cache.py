@@ -1,4 +1,4 @@
-"""Sterna's cache on disk: files that appear in it whole or not at all, whoever else is starting at the same time."""
+"""Sterna's cache on disk: where it is, and files that appear in it whole or not at all, whoever else is starting at the same time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ from sterna.errors import ModelError
 
 CACHE_DIR_VARIABLE = "STERNA_CACHE_DIR"
 _BLOCK_BYTES = 1 << 20
+
+
+def cache_root(explicit: str | None = None) -> Path:
+    """The cache folder, absolute and not necessarily there yet: as given, else from the environment, else `~/.cache/sterna`."""
+    return Path(explicit or os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/sterna").expanduser().absolute()
 
 
 def say(message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Literal
 
 from sterna.errors import ModelError
 from sterna.files import hub_repo, wheel
-from sterna.files.cache import CACHE_DIR_VARIABLE
 from sterna.files.wheel import WheelModel
 
 ALIASES: dict[str, WheelModel] = {
@@ -37,11 +35,6 @@ class ModelSource:
     """One GGUF file, or a folder in Hugging Face layout (config.json and safetensors)."""
     path: Path
     """Absolute."""
-
-
-def cache_root(explicit: str | None = None) -> Path:
-    """The cache folder, absolute and not necessarily there yet: as given, else from the environment, else `~/.cache/sterna`."""
-    return Path(explicit or os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/sterna").expanduser().absolute()
 
 
 def locate(name: str, cache: Path, progress: bool = True) -> ModelSource:

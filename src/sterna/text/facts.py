@@ -53,10 +53,11 @@ def text_facts_from_folder(folder: Path) -> TextFacts:
     """Facts from a folder in Hugging Face layout.
 
     Tokens come from tokenizer_config.json, then special_tokens_map.json, then the ids in config.json. End tokens are those of
-    generation_config.json, of config.json and the tokenizer's, merged. Raises ModelError where a file is damaged or tokenizer.json
-    is absent.
+    generation_config.json, of config.json and the tokenizer's, merged. Raises ModelError where a file is damaged, tokenizer.json
+    is absent, or its decoder isn't supported.
     """
     tokenizer = Tokenizer.load(folder)
+    tokenizer.table(skip_special_tokens=True)  # refuses an unsupported decoder here rather than at the first request
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
     config = _json(folder / "config.json")
     config = {**_mapping(config.get("text_config")), **config}

@@ -206,7 +206,8 @@ def _bpe(vocab: dict[str, int], merges: Sequence[Sequence[str]], **settings: Any
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    """As transformers' `LlamaConverter` makes a tokenizer.json of a SentencePiece model."""
+    """As transformers' `LlamaConverter` makes a tokenizer.json of a SentencePiece model: the form that Llama 2's and Mistral's have, in
+    which text after a special token gets a space of its own too ("legacy"; GGUF doesn't tell which form a model had)."""
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
         raise ModelError("damaged GGUF metadata: a SentencePiece vocabulary needs one score for each token")

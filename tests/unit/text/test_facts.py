@@ -69,6 +69,15 @@ def test_a_tokenizer_that_puts_bos_first_says_so(tmp_path: Path) -> None:
     assert text_facts_from_folder(folder).add_bos
 
 
+def test_a_folder_whose_decoder_is_not_supported_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    document = json.loads(INNER.to_str())
+    document["decoder"] = {"type": "Sequence", "decoders": [document["decoder"], {"type": "Strip", "content": " ", "start": 1, "stop": 1}]}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="ByteLevel, Strip"):
+        text_facts_from_folder(folder)
+
+
 def test_a_template_in_a_file_of_its_own_goes_first_and_default_is_picked_by_name(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "inline"}]
     folder = folder_of(tmp_path, tokenizer_config={"chat_template": named})

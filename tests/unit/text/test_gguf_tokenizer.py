@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import pre_tokenizers
-from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, convert_gguf_tokenizer
 
 from sterna.errors import ModelError
 from sterna.text.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_json_from_gguf
@@ -75,6 +75,14 @@ def test_transformers_own_conversion_ignores_the_smollm_splitting_of_digits_and_
     assert any(theirs.encode(text, add_special_tokens=False).ids != inner.encode(text).ids for text in deviating)
     for text in deviating:
         assert ours.encode(text, add_special_tokens=False) == inner.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))
+def test_where_transformers_knows_a_splitting_ours_is_the_same(pre: str) -> None:
+    theirs = pre_tokenizers.Sequence([isolated(GGUF_PRE_TOKENIZER_SPLITS[pre]), raw_bytes()])
+    ours = RustTokenizer.from_str(tokenizer_json_from_gguf(gguf_metadata(original([WORDS]), pre))).pre_tokenizer
+    for line in LINES:
+        assert ours.pre_tokenize_str(line) == theirs.pre_tokenize_str(line)
 
 
 def test_every_known_splitting_gives_a_tokenizer_that_keeps_the_text() -> None:
