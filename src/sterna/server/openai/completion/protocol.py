@@ -24,6 +24,7 @@ UNBUILT = {
     "best_of": (1,),
     "echo": (False,),
     "logprobs": (),
+    "max_completion_tokens": (),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "add_special_tokens": (True,),
