@@ -253,6 +253,28 @@ def test_lpm_serves_the_longest_cached_prefix_first() -> None:
     assert order == {"lpm": ["warm", "cold"], "fcfs": ["cold", "warm"]}
 
 
+def test_lpm_matches_again_only_when_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue's head has a row but no memory, turn after turn."""
+    h = Harness(schedule_policy="lpm", max_total_tokens=256)
+    h.send("running", prompt_of(0, 64), 100)
+    h.run_until("running", ReqState.RUNNING)
+    for i in range(20):
+        h.send(f"r{i}", prompt_of(1 + i, 128), 60)
+    h.turn()
+    assert h.scheduler.prefill.num_waiting == 20
+    matched: list[int] = []
+    cache = h.scheduler.ledger.cache
+    match_length = cache.match_length
+    monkeypatch.setattr(cache, "match_length", lambda *args: (matched.append(1), match_length(*args))[1])
+    for _ in range(5):
+        h.turn()
+    assert h.scheduler.prefill.num_waiting == 20
+    assert not matched
+    h.send("new", prompt_of(50, 128), 60)
+    h.turn()
+    assert len(matched) == 21
+
+
 def test_flush_drops_what_nobody_holds() -> None:
     h = Harness()
     h.send("done", prompt_of(0, 64), 1)
