@@ -28,7 +28,7 @@ from sterna.config.process_start import ProcessStart
 from sterna.config.resolve import check, complete
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError, Draining, StartupError
-from sterna.files.hub import cache_root
+from sterna.files.cache import cache_root
 from sterna.ipc.addresses import RunDirectory
 from sterna.ipc.channel import Receiver, Sender
 from sterna.models.resolve import resolve_model
@@ -59,9 +59,9 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
 
     async def spawn(self, start: ProcessStart) -> None:
-        """It gets a process group of its own, so that a terminal's signals reach it through us only."""
+        """It gets a session of its own, so that a terminal's signals reach it through us only."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self._module, stdin=asyncio.subprocess.PIPE, env=_child_environment(), process_group=0
+            sys.executable, "-m", self._module, stdin=asyncio.subprocess.PIPE, env=_child_environment(), start_new_session=True
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(start) + b"\n")

@@ -20,13 +20,11 @@ from running_server import RunningServer, running_server, until
 PROMPT = "echo me until I hang up. "
 
 
-def info(server: RunningServer) -> dict[str, Any]:
-    return httpx.get(server.url + "/server_info").json()
-
-
 def idle(server: RunningServer) -> bool:
+    """The scheduler holds nothing, and the server nothing of it."""
+    names = ("sterna_requests_running", "sterna_scheduler_running", "sterna_scheduler_waiting", "sterna_kv_used_tokens")
     samples = server.metrics()
-    return samples["sterna_running_requests"] == samples["sterna_waiting_requests"] == samples["sterna_kv_used_tokens"] == 0
+    return all(samples[name] == 0 for name in names)
 
 
 def open_stream(server: RunningServer, body: dict[str, Any]) -> socket.socket:
@@ -63,10 +61,10 @@ def drop_while_waiting(server: RunningServer) -> None:
     for stream in streams:
         read_until(stream, b"data: ")
     queued = open_stream(server, {})
-    until(lambda: server.metrics()["sterna_waiting_requests"] == 1)
+    until(lambda: server.metrics()["sterna_scheduler_waiting"] == 1)
     queued.close()
-    until(lambda: server.metrics()["sterna_waiting_requests"] == 0, 2)
-    assert server.metrics()["sterna_running_requests"] == 4
+    until(lambda: server.metrics()["sterna_scheduler_waiting"] == 0, 2)
+    assert server.metrics()["sterna_scheduler_running"] == 4
     for stream in streams:
         stream.close()
 
@@ -79,7 +77,7 @@ def drop_after_the_last_token_unread(server: RunningServer) -> None:
 
 def drop_without_streaming(server: RunningServer) -> None:
     connection = open_stream(server, {"stream": False})
-    until(lambda: server.metrics()["sterna_running_requests"] == 1)
+    until(lambda: server.metrics()["sterna_scheduler_running"] == 1)
     connection.close()
 
 
@@ -114,6 +112,7 @@ def test_outcomes_reconcile(slow_server: RunningServer) -> None:
     until(lambda: idle(slow_server))
     samples = slow_server.metrics()
     ended = sum(value for name, value in samples.items() if name.startswith("sterna_requests_total{"))
+    assert ended > 0
     assert ended == samples["sterna_requests_started_total"]
 
 
@@ -124,7 +123,7 @@ def test_an_abort_by_rid_ends_exactly_that_one(slow_server: RunningServer) -> No
     assert slow_server.post("/abort_request", {"rid": "req-1"}).status_code == 200
     tail = read_until(streams["req-1"], b"\r\n0\r\n")
     assert b"[DONE]" in tail or b'"error"' in tail
-    until(lambda: slow_server.metrics()["sterna_running_requests"] == 1)
+    until(lambda: slow_server.metrics()["sterna_scheduler_running"] == 1)
     assert slow_server.post("/v1/completions", {"model": "bytes", "prompt": "x", "max_tokens": 1, "rid": "req-10"}).status_code == 400
     assert slow_server.post("/v1/completions", {"model": "bytes", "prompt": "x", "max_tokens": 1, "rid": "req-1"}).status_code == 200
     streams["req-10"].close()
@@ -188,7 +187,8 @@ def test_sigterm_refuses_new_work_and_lets_streams_finish(byte_model: Path, tmp_
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
         assert "retry-after" in refused.headers
-        seen = read_until(stream, b"[DONE]")
+        with stream:
+            seen = read_until(stream, b"[DONE]")
         assert b'"finish_reason":"length"' in seen
         assert server.process.wait(10) == 0
 
@@ -198,7 +198,8 @@ def test_what_outlives_the_drain_timeout_ends_with_an_error_event(byte_model: Pa
         stream = open_stream(server, {"max_tokens": 4000})
         read_until(stream, b"data: ")
         server.process.send_signal(signal.SIGTERM)
-        seen = read_until(stream, b'"error"')
+        with stream:
+            seen = read_until(stream, b'"error"')
         assert b"draining" in seen
         assert server.process.wait(10) == 0
 

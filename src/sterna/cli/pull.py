@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from sterna.config.model_config import ModelConfig
-from sterna.files.hub import cache_root
+from sterna.files.cache import cache_root
 from sterna.models.resolve import resolve_model
 
 

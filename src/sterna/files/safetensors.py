@@ -1,5 +1,6 @@
-"""Reading safetensors: one file, or a model's folder of one or many (the format: the safetensors project's README; `model.safetensors.index.json` is
-transformers').
+"""Reading safetensors: one file, or a model's folder of one or many.
+
+The format is the safetensors project's (its README), `model.safetensors.index.json` is transformers'.
 
     header length u64 | header: JSON of name -> {dtype, shape, data_offsets: [begin, end) in the data} | data
 
@@ -21,9 +22,8 @@ from numpy.typing import NDArray
 
 from sterna.errors import ModelError
 from sterna.files.gguf import bfloat16_to_float32
+from sterna.files.layout import INDEX_FILE, weight_files
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors package's own limit."""
 
@@ -36,10 +36,6 @@ class _Entry(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-
-
-class _Index(msgspec.Struct, frozen=True):
-    weight_map: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,38 +127,6 @@ class SafetensorsFolder:
             return self._files[self.tensors[name].file]
         except KeyError:
             raise ModelError(f"{self.folder}: there is no tensor {name!r}") from None
-
-
-def weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
-    """The files that hold a folder's weights, each with the tensors that the index expects there (None: no index, whatever is there).
-
-    Raises ModelError where there are none, or where the index is damaged or names a file outside the folder.
-    """
-    index = folder / INDEX_FILE
-    if index.is_file():
-        return _indexed_files(folder, index)
-    if (folder / SINGLE_FILE).is_file():
-        return {folder / SINGLE_FILE: None}
-    hint = "; pickled weights are never opened: convert them to safetensors" if any(folder.glob("pytorch_model*.bin")) else ""
-    raise ModelError(f"{folder}: there is neither {SINGLE_FILE} nor {INDEX_FILE}{hint}")
-
-
-def _indexed_files(folder: Path, index: Path) -> dict[Path, frozenset[str] | None]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError, RecursionError) as fault:
-        raise ModelError(f"{index}: can't be read: {fault}") from fault
-    if not weight_map:
-        raise ModelError(f"{index}: it names no tensors")
-    by_file: dict[str, set[str]] = {}
-    for name, file in weight_map.items():
-        by_file.setdefault(file, set()).add(name)
-    for file in by_file:
-        if Path(file).name != file or "\0" in file:
-            raise ModelError(f"{index}: shard {file!r} isn't a file of this folder")
-        if not (folder / file).is_file():
-            raise ModelError(f"{folder / file}: the shard is missing ({INDEX_FILE} names it)")
-    return {folder / file: frozenset(by_file[file]) for file in sorted(by_file)}
 
 
 def _map(file: Path) -> mmap.mmap:

@@ -12,30 +12,30 @@ from sterna.errors import ModelError
 class Fields:
     """A view of one mapping of settings. A value of None counts as absent; every method raises ModelError naming the field.
 
-    `source` begins each message ("config.json", "GGUF metadata"); `prefix` comes before each name ("llama.", "rope_scaling.").
+    `source` begins each message ("config.json", "GGUF metadata"), `nested_in` ("rope_scaling.") says where in it the mapping lies, and
+    `prefix` ("llama.") is what its keys begin with.
     """
 
-    def __init__(self, values: Mapping[str, object], source: str, *, prefix: str = "", strip: bool = False) -> None:
-        """`strip`: the mapping's own keys lack the prefix, which then serves messages only."""
+    def __init__(self, values: Mapping[str, object], source: str, *, nested_in: str = "", prefix: str = "") -> None:
         self._values = values
         self._source = source
+        self._nested_in = nested_in
         self._prefix = prefix
-        self._key_prefix = "" if strip else prefix
 
     def fault(self, name: str, problem: str) -> ModelError:
-        return ModelError(f"{self._source}: {self._prefix}{name}: {problem}")
+        return ModelError(f"{self._source}: {self._nested_in}{self._prefix}{name}: {problem}")
 
     def get(self, name: str) -> object:
-        return self._values.get(self._key_prefix + name)
+        return self._values.get(self._prefix + name)
 
     def names(self) -> Iterable[str]:
         """Every name under the prefix whose value isn't None."""
-        cut = len(self._key_prefix)
-        return (key[cut:] for key, value in self._values.items() if key.startswith(self._key_prefix) and value is not None)
+        cut = len(self._prefix)
+        return (key[cut:] for key, value in self._values.items() if key.startswith(self._prefix) and value is not None)
 
     def mentions(self, name: str) -> bool:
         """Whether the name is there at all, be it with a value of None."""
-        return self._key_prefix + name in self._values
+        return self._prefix + name in self._values
 
     def integer(self, name: str, default: int | None = None, *, low: int = 1, high: int) -> int:
         """A whole number in low..high; absent without a default is a fault."""
@@ -84,7 +84,7 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             raise self.fault(name, f"must be an object, is {_shown(value)}")
-        return Fields(value, self._source, prefix=f"{self._prefix}{name}.", strip=True)
+        return Fields(value, self._source, nested_in=f"{self._nested_in}{self._prefix}{name}.")
 
     def refuse(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
         """Fault the first name whose value is neither absent nor one of those that change nothing."""

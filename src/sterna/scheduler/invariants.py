@@ -23,7 +23,7 @@ def check_counts(ledger: KVLedger) -> None:
 
 
 def check_ownership(ledger: KVLedger, reqs: Iterable[Req]) -> None:
-    """Slot by slot, O(pool): in tests and with debug logging. Raises InvariantViolation.
+    """Slot by slot, O(pool): in tests. Raises InvariantViolation.
 
     Also that the rows of `reqs` begin with what the cache owns.
     """

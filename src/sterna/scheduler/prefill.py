@@ -8,18 +8,24 @@ back to the queue's front when the leader leaves prefill, or after as many steps
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sterna.mem_cache.allocator import Int64Array
+from sterna.protocol.finish import FinishAbort
 from sterna.protocol.generate import CacheNamespace
 from sterna.scheduler.batch import PrefillChunk
 from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.finish import DOES_NOT_FIT, FAULT
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.policy import SchedulePolicy
 from sterna.scheduler.req import Req, ReqState
 from sterna.scheduler.waiting import WaitingQueue
+
+log = logging.getLogger(__name__)
 
 MAX_PREFILL_TOKENS = 16_384
 """Of a step without a chunk size; one prompt may be longer."""
@@ -51,6 +57,13 @@ class NewTokenRatio:
         self.value = self.INITIAL
 
 
+@dataclass(slots=True, eq=False)
+class Admissions:
+    admitted: list[Req] = field(default_factory=list)
+    rejected: list[tuple[Req, FinishAbort]] = field(default_factory=list)
+    """Out of the queue, and to be ended for this reason."""
+
+
 class Prefill:
     def __init__(self, ledger: KVLedger, policy: SchedulePolicy, *, chunk_size: int, max_rows: int) -> None:
         self.waiting = WaitingQueue()
@@ -69,35 +82,51 @@ class Prefill:
 
     # ---- admission ----
 
-    def admit(self, running: RunningBatch, step: int) -> list[Req]:
+    def admit(self, running: RunningBatch, step: int) -> Admissions:
         """Move requests from the queue to prefill while this step has budget, rows and memory for them."""
         self.waiting.push_front(self._followers.due(step))
+        result = Admissions()
         rows = self.max_rows - len(running) - len(self.active)
         budget = (self._chunk_size or MAX_PREFILL_TOKENS) - sum(_missing(req) for req in self.active)
         if rows <= 0 or budget <= 0 or not self.waiting:
-            return []
+            return result
         self._policy.sort(self.waiting)
         committed = self._committed(running)
-        admitted: list[Req] = []
         for _ in range(SCAN_LIMIT):
             req = self.waiting.head()
-            if req is None or len(admitted) == rows or budget <= 0:
+            if req is None or len(result.admitted) == rows or budget <= 0:
                 break
-            match = self._ledger.match(req)
-            if self._followers.follow(req, match.length, self._chunk_size, step):
+            try:
+                demand = self._try(req, committed, alone=not self.active and not running.reqs, step=step)
+            except Exception:
+                log.exception("%s: could not be admitted", req.rid)
                 self.waiting.remove(req)
+                result.rejected.append((req, FAULT))
                 continue
-            missing = req.num_tokens - match.length
-            demand = self._demand(req, missing)
-            alone = not self.active and not running.reqs
-            # The only request needs no estimate: it runs until it ends or memory does.
-            if not self._ledger.open(req, match, self._ledger.whole_pages(missing) if alone else committed + demand):
+            if req in self.waiting:
+                if not self.active and not running.reqs:
+                    # Nobody else holds memory, and still there is too little.
+                    result.rejected.append((req, DOES_NOT_FIT))
+                    self.waiting.remove(req)
                 break
+            if req.state is ReqState.PREFILL:
+                result.admitted.append(req)
+                committed += demand
+                budget -= _missing(req)
+        return result
+
+    def _try(self, req: Req, committed: int, *, alone: bool, step: int) -> int:
+        """Admit the queue's head, or let it follow a leader, or leave it where it is. Returns the memory that it is expected to take."""
+        match = self._ledger.match(req)
+        if self._followers.follow(req, match.length, self._chunk_size, step):
+            self.waiting.remove(req)
+            return 0
+        missing = req.num_tokens - match.length
+        demand = self._demand(req, missing)
+        # The only request needs no estimate: it runs until it ends or memory does.
+        if self._ledger.open(req, match, self._ledger.whole_pages(missing) if alone else committed + demand):
             self._start(req, match.length)
-            admitted.append(req)
-            committed += demand
-            budget -= missing
-        return admitted
+        return demand
 
     def _start(self, req: Req, cached: int) -> None:
         self.waiting.remove(req)
@@ -120,7 +149,7 @@ class Prefill:
 
     def chunks(self) -> list[PrefillChunk]:
         """This step's share of every prefill, oldest first, with slots allocated. Less than the budget where memory is short."""
-        budget = self._chunk_size or max(MAX_PREFILL_TOKENS, len(self.active[0].fill_ids) if self.active else 0)
+        budget = self._chunk_size or sum(_missing(req) for req in self.active)
         chunks: list[PrefillChunk] = []
         for req in self.active:
             start = req.kv_len
@@ -148,7 +177,7 @@ class Prefill:
         """`req`, which waits, has ended."""
         if req in self.waiting:
             self.waiting.remove(req)
-        else:
+        elif req in self._followers:
             self._followers.forget(req)
 
 
@@ -166,6 +195,9 @@ class Followers:
 
     def __len__(self) -> int:
         return len(self._followers)
+
+    def __contains__(self, req: Req) -> bool:
+        return req in self._followers
 
     def lead(self, req: Req) -> None:
         """`req` enters prefill."""

@@ -73,7 +73,8 @@ def create_scheduler(
     tokenizer: Callable[[], Tokenizer],
     check_every_slot: bool = False,
 ) -> Scheduler:
-    """A scheduler over `executor`, which it shuts down at its end. `tokenizer` is called when a request with text stops comes."""
+    """A scheduler over `executor`, which it shuts down at its end. `tokenizer` is called when a request with text stops comes;
+    `check_every_slot`, for tests, raises InvariantViolation after any step that leaves a slot without exactly one owner."""
     info = executor.info
     context_len = min(model.context_len, info.max_context_len)
     max_rows = min(args.max_running_requests, info.max_batch_rows)
@@ -120,16 +121,7 @@ def run_scheduler(start: ProcessStart) -> None:
     outbox = SocketOutbox(context, start.detokenizer, start.server)
     try:
         model = ModelConfig.load(folder)
-        scheduler = create_scheduler(
-            args,
-            model,
-            executor,
-            inbox,
-            outbox,
-            epoch=start.epoch,
-            tokenizer=LazyTokenizer(folder),
-            check_every_slot=args.log_level == "debug",
-        )
+        scheduler = create_scheduler(args, model, executor, inbox, outbox, epoch=start.epoch, tokenizer=LazyTokenizer(folder))
         outbox.to_server(None, ProcessReady(process="scheduler", epoch=start.epoch, info=_describe(executor, scheduler)))
         scheduler.main_loop()
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, assert_never
 
 import numpy as np
@@ -105,6 +105,7 @@ class Scheduler:
 
     def main_loop(self) -> None:
         """Until a `ShutdownReq`."""
+        self.publish()  # the first gauge: an idle scheduler is one that says so
         while not self.stopping:
             self.receive(block=not self.can_step)
             self.step()
@@ -183,7 +184,9 @@ class Scheduler:
     def admit(self) -> None:
         """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
         now = time.monotonic()
-        for req in self.prefill.admit(self.running, self._step):
+        admissions = self.prefill.admit(self.running, self._step)
+        self._end(admissions.rejected)
+        for req in admissions.admitted:
             if req.first_scheduled_time is None:
                 req.first_scheduled_time = now
                 self.stats.prompt_tokens += req.num_prompt
@@ -255,7 +258,7 @@ class Scheduler:
 
     # ---- endings ----
 
-    def _end(self, endings: Iterable[tuple[Req, FinishReason]]) -> None:
+    def _end(self, endings: Sequence[tuple[Req, FinishReason]]) -> None:
         """Each gives back all that it holds and is due its terminal row, whatever state it is in."""
         endings = [(req, reason) for req, reason in endings if req.state is not ReqState.FINISHED]
         gone = {req for req, _ in endings if req.state is ReqState.RUNNING}
@@ -293,9 +296,10 @@ class Scheduler:
             self.executor.release(req.req_pool_idx)
             if keep_kv:
                 self.ledger.cache_computed(req)
+            self.ledger.close(req)
         except Exception:
-            log.exception("%s: its ending could not keep what it computed", req.rid)
-        self.ledger.close(req)
+            # A leak is better than a slot with two owners.
+            log.exception("%s: what it held could not be given back", req.rid)
 
     def shutdown(self) -> None:
         """Everyone alive gets a terminal row."""

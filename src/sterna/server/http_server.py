@@ -26,6 +26,8 @@ BODY_DEADLINE_S = 300.0
 """From the last header to the last byte of the body."""
 BODY_IDLE_S = 30.0
 """Between two parts of a body."""
+WRITE_STALL_S = 120.0
+"""That a client may take nothing of an answer that waits to be sent."""
 MAX_HEADER_BYTES = 64 * 1024
 DATE_INTERVAL_S = 1.0
 GRACE_S = 5
@@ -100,14 +102,15 @@ class _Uvicorn(uvicorn.Server):
 
 
 class DeadlineProtocol(HttpToolsProtocol):
-    """Closes connections that send nothing, or send slowly forever, or send headers without end."""
+    """Closes connections that send nothing, or send slowly for ever, or send headers without end, or never read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0
-        """Bytes since the request began; None while no headers are being read."""
+        """Bytes since the connection or the request before it; None while a body or nothing is being read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -115,24 +118,25 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear()
+        self._clear_stall()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._header_bytes is not None:
             self._header_bytes += len(data)
-            # A body may begin in the same read: the limit is checked against whole reads, so it is exceeded by one read at most.
-            if self._header_bytes > MAX_HEADER_BYTES + len(data):
-                self._refuse(431, "the request's headers are too large", "headers_too_large")
-                return
         elif self._idle is not None:
             self._idle.cancel()
             self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
         super().data_received(data)
+        # Still no end of the headers: whole reads are counted, so that the limit is passed by one read at most.
+        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, "the request's headers are too large", "headers_too_large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = 0
-        self._set_deadline(HEADER_DEADLINE_S)
+        if self._header_bytes is None:
+            self._header_bytes = 0
+            self._set_deadline(HEADER_DEADLINE_S)
 
     def on_headers_complete(self) -> None:
         self._header_bytes = None
@@ -151,6 +155,15 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._clear()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Who never reads would hold a request's place for ever.
+        self._stall = self.loop.call_later(WRITE_STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._clear_stall()
+        super().resume_writing()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg, "invalid_http")
 
@@ -163,6 +176,11 @@ class DeadlineProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._idle = None
+
+    def _clear_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _unanswered(self) -> bool:
         """Whether the request that is being read could still be answered, with no other's answer in the way."""

@@ -1,7 +1,7 @@
 """`DecodeStatus`: text of a growing list of token ids, piece by piece, exactly. Run by the detokenizer and, for stops, by the scheduler.
 
-Definition. The text of an output is decode(tail + output) minus decode(tail), where the tail is the prompt's last tokens. Where
-the tail ends inside a character, decode(tail) ends in U+FFFD:
+Definition. The text of an output is decode(tail + output) minus decode(tail), where the tail is the prompt's last tokens
+(`prompt_tail_of`). Where the tail ends inside a character, decode(tail) ends in U+FFFD:
 
 - an output that completes the character: its text begins with the completed character, and holds nothing of the prompt before it;
 - an output that doesn't: the U+FFFD is the prompt's, and the text begins after it.
@@ -20,26 +20,24 @@ from collections.abc import Sequence
 from sterna.text.token_text import REPLACEMENT, ByteTable, PieceTable, WindowTable
 from sterna.text.tokenizer import Tokenizer
 
-PROMPT_TAIL_TOKENS = 16
+PROMPT_TAIL_TOKENS = 64
 """Tokens of the prompt that give the output its left context: the first output token's text can depend on whether it is the very
-first, on its left neighbour, and on the bytes of an unfinished character."""
-
-_LONGEST_TAIL_TOKENS = 64
+first, on its left neighbour, and on the run of byte tokens that it continues."""
 
 
-def prompt_tail_of(tokenizer: Tokenizer, input_ids: Sequence[int]) -> list[int]:
-    """The part of a prompt to make a `DecodeStatus` with: `PROMPT_TAIL_TOKENS`, and more where those would begin inside a run of
-    byte tokens (up to 64 tokens, then from the beginning of a character)."""
-    start = max(len(input_ids) - PROMPT_TAIL_TOKENS, 0)
+def prompt_tail_of(tokenizer: Tokenizer, input_ids: Sequence[int]) -> Sequence[int]:
+    """The part of a prompt that a `DecodeStatus` begins with: its last `PROMPT_TAIL_TOKENS`, or of a prompt at least that long a few
+    fewer, so that a run of byte tokens isn't cut inside a character. What it gives for a prompt's last tokens, that many, it gives for
+    the whole prompt."""
+    if len(input_ids) < PROMPT_TAIL_TOKENS:
+        return input_ids
+    tail = input_ids[len(input_ids) - PROMPT_TAIL_TOKENS :]
     table = tokenizer.table(skip_special_tokens=False)
-    if not isinstance(table, PieceTable):
-        return list(input_ids[start:])
-    floor = max(len(input_ids) - _LONGEST_TAIL_TOKENS, 0)
-    while start > floor and isinstance(table.pieces.get(input_ids[start]), int):
-        start -= 1
-    while start < len(input_ids) - 4 and _continues_character(table.pieces.get(input_ids[start])):
-        start += 1
-    return list(input_ids[start:])
+    start = 0
+    if isinstance(table, PieceTable):
+        while start < 3 and _continues_character(table.pieces.get(tail[start])):
+            start += 1
+    return tail[start:]
 
 
 def _continues_character(piece: str | int | None) -> bool:
@@ -59,7 +57,9 @@ class DecodeStatus:
         skip_special_tokens: bool,
         spaces_between_special_tokens: bool = True,
     ) -> None:
+        """`prompt_tail` is a prompt, or its last `PROMPT_TAIL_TOKENS`."""
         table = tokenizer.table(skip_special_tokens=skip_special_tokens)
+        prompt_tail = prompt_tail_of(tokenizer, prompt_tail)
         self._state: _ByteState | _PieceState | _WindowState
         if isinstance(table, ByteTable):
             self._state = _ByteState(table, prompt_tail)

@@ -67,9 +67,11 @@ def test_a_request_opens_streams_and_ends() -> None:
 
 @given(st.lists(st.integers(0, 100), max_size=8), st.sampled_from(["", "tail", "世界", "END"]))
 def test_no_byte_of_a_matched_stop_leaves_however_the_rows_are_cut(cuts: list[int], after: str) -> None:
-    text = "some 世界 text " + "END" + after
+    """`after` stands for the rest of the token that completes the stop: it comes in the row of the ending."""
+    text = "some 世界 text " + "END"
     reason = FinishMatchedStr("END", 0, text.index("END"))
-    deltas = stream(text.encode(), cuts, reason, opening(("END", "never")))
+    cuts = [cut % len(text.encode()) for cut in cuts]
+    deltas = stream((text + after).encode(), cuts, reason, opening(("END", "never")))
     assert "".join(deltas) == "some 世界 text "
     assert not any("�" in delta for delta in deltas)
 

@@ -11,7 +11,8 @@ import pytest
 from safetensors import numpy as reference
 
 from sterna.errors import ModelError
-from sterna.files.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsFolder
+from sterna.files.layout import INDEX_FILE, SINGLE_FILE
+from sterna.files.safetensors import SafetensorsFolder
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.array([1.5, -2.5], np.float16)

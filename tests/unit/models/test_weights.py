@@ -10,11 +10,10 @@ import tiny_models
 from sterna.errors import ModelError
 from sterna.files.gguf import GGUFFile, GGUFTensor
 from sterna.files.safetensors import SafetensorsFolder
-from sterna.models.family import Family
-from sterna.models.registry import family_of_gguf, family_of_hf
 from sterna.models.spec import ModelSpec, weight_shapes
-from sterna.models.weights import Unpermute, WeightIndex, WeightStore, index_for_gguf, index_for_hf
+from sterna.models.weights import Unpermute, WeightStore, index_for_gguf, index_for_hf
 from tiny_gguf import has_gguf, write_gguf
+from tiny_reading import open_gguf, open_hf, reopened
 
 pytest.importorskip("transformers")
 
@@ -39,29 +38,6 @@ def hf_key(canonical: str) -> str:
         block, leaf = part.split(".")
         part = {"attn": "self_attn", "mlp": "mlp"}[block] + "." + (leaf if leaf.endswith("norm") else f"{leaf}_proj")
     return f"model.layers.{layer}.{PARTS.get(part, part)}.{suffix}"
-
-
-def open_hf(folder: Path) -> tuple[ModelSpec, Family, SafetensorsFolder]:
-    import json
-
-    config = json.loads((folder / "config.json").read_text())
-    family, source = family_of_hf(config), SafetensorsFolder.open(folder)
-    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-    return family.spec_from_hf(config, shapes, context_len=512), family, source
-
-
-def open_gguf(path: Path) -> tuple[ModelSpec, Family, GGUFFile]:
-    source = GGUFFile.open(path)
-    family = family_of_gguf(source.metadata)
-    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-    factors = source.float32("rope_freqs.weight").tolist() if "rope_freqs.weight" in shapes else None
-    return family.spec_from_gguf(source.metadata, shapes, context_len=512, rope_factors=factors), family, source
-
-
-def reopened(index: WeightIndex, folder: Path) -> WeightStore:
-    folder.mkdir(exist_ok=True)
-    index.save(folder)
-    return WeightStore.open(folder)
 
 
 def assert_holds(store: WeightStore, spec: ModelSpec, expected: dict[str, tiny_models.FloatArray]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-
+from byte_model import tokenizer_json
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.executor.scripted import ScriptedExecutor, create
@@ -22,23 +20,6 @@ from sterna.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 1000
 EOS = 999
-SPECIAL = 256
-"""The id of the byte tokenizer's special token, spelled `<|end|>`."""
-
-
-def byte_tokenizer() -> Tokenizer:
-    """Id = byte; 256 is the special token `<|end|>`."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    spelled = {byte: chr(byte) for byte in shown}
-    extra = (chr(256 + n) for n in range(256))
-    vocab = {spelled.get(byte) or next(extra): byte for byte in range(256)}
-    assert sorted(vocab) == alphabet
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken("<|end|>", special=True)])
-    return Tokenizer(inner)
 
 
 class Inbox:
@@ -108,7 +89,7 @@ class Harness:
 
     def _tokenizer(self) -> Tokenizer:
         self.tokenizers_loaded += 1
-        return byte_tokenizer()
+        return Tokenizer.from_json(tokenizer_json())
 
     def send(
         self,

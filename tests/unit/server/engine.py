@@ -72,6 +72,7 @@ class Engine:
         match message:
             case TokenizedGenerateReqInput():
                 self.received.append(message)
+                self._positions[message.rid] = 0
                 self._tasks[message.rid] = asyncio.get_running_loop().create_task(self.script(self, message))
             case AbortReq():
                 self.aborted.append(message.rid)

@@ -36,7 +36,7 @@ def pushed(tokenizer: Tokenizer, tail: list[int], pieces: list[list[int]], skip:
     texts = [status.push(piece) for piece in pieces]
     texts.append(status.finish())
     assert status.sent_offset == sum(map(len, texts))
-    assert status.read_offset == len(tail) + sum(map(len, pieces))
+    assert status.read_offset == len(prompt_tail_of(tokenizer, tail)) + sum(map(len, pieces))
     return "".join(texts)
 
 
@@ -176,8 +176,8 @@ def test_only_the_space_at_the_very_start_is_stripped() -> None:
 
 
 @example(runs=[3, 40, 3], more=[])
-@given(runs=st.lists(st.integers(0, 70), max_size=3), more=st.lists(st.sampled_from(PIECES)))
-def test_a_prompts_tail_does_not_begin_inside_a_run_of_byte_tokens(runs: list[int], more: list[str]) -> None:
+@given(runs=st.lists(st.integers(0, 70), min_size=1, max_size=3), more=st.lists(st.sampled_from(PIECES)))
+def test_a_prompts_tail_does_not_begin_inside_a_character(runs: list[int], more: list[str]) -> None:
     tokenizer = ALL["sentencepiece"]
     a = tokenizer.token_to_id("a")
     assert a is not None
@@ -188,7 +188,7 @@ def test_a_prompts_tail_does_not_begin_inside_a_run_of_byte_tokens(runs: list[in
     output = [byte_id(tokenizer, byte) for byte in "界".encode()] + [i for p in more if (i := tokenizer.token_to_id(p)) is not None]
     tail = prompt_tail_of(tokenizer, prompt)
     assert prompt[len(prompt) - len(tail) :] == tail
-    assert min(len(prompt), PROMPT_TAIL_TOKENS) <= len(tail) + 3
-    assert len(tail) <= 64
+    assert min(len(prompt), PROMPT_TAIL_TOKENS - 3) <= len(tail) <= PROMPT_TAIL_TOKENS
+    assert prompt_tail_of(tokenizer, prompt[-PROMPT_TAIL_TOKENS:]) == tail
     whole, before = tokenizer.decode(prompt + output), tokenizer.decode(prompt)
-    assert pushed(tokenizer, tail, [output], True) == whole[len(before) :]
+    assert pushed(tokenizer, prompt, [output], True) == pushed(tokenizer, tail, [output], True) == whole[len(before) :]

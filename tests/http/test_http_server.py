@@ -1,0 +1,175 @@
+"""The HTTP server itself: deadlines, limits, and who owns signals."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sterna.protocol.finish import FinishLength
+from sterna.server import http_server
+from sterna.server.http_server import HTTPServer
+from unit.server.engine import Engine, running, silence
+
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+BODY = json.dumps({"prompt": "hi", "rid": "r"}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+
+
+@contextlib.asynccontextmanager
+async def serving(**args: Any) -> AsyncIterator[tuple[Engine, HTTPServer, int]]:
+    async with running(**args) as engine:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        server = HTTPServer(engine.app, engine.args, listener)
+        await server.startup()
+        try:
+            yield engine, server, port
+        finally:
+            await server.shutdown()
+
+
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    async def response(self) -> tuple[int, dict[str, str], bytes]:
+        """One response that says its length."""
+        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 30)
+        status, *lines = head.decode().strip().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        body = await self._reader.readexactly(int(headers["content-length"]))
+        return int(status.split()[1]), headers, body
+
+    async def closed(self) -> bytes:
+        """What came before the server closed."""
+        return await asyncio.wait_for(self._reader.read(), 30)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, data: bytes = b"") -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_answers_carry_a_date_and_connections_are_kept() -> None:
+    async with serving() as (_, _, port), connected(port) as connection:
+        for _ in range(2):
+            connection.writer.write(GET)
+            status, headers, body = await connection.response()
+            assert (status, body) == (200, b'{"status":"ok"}')
+            assert "date" in headers
+            assert "server" not in headers
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"], ids=["nothing", "half", "headers"])
+async def test_headers_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(http_server, "HEADER_DEADLINE_S", 0.05)
+    async with serving() as (_, _, port), connected(port, data) as connection:
+        status, headers, body = await connection.response()
+        assert (status, headers["connection"]) == (408, "close")
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+        assert await connection.closed() == b""
+
+
+@pytest.mark.parametrize("deadline", ["BODY_DEADLINE_S", "BODY_IDLE_S"])
+async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, deadline: str) -> None:
+    monkeypatch.setattr(http_server, deadline, 0.05)
+    async with serving() as (engine, _, port), connected(port, POST + BODY[:5]) as connection:
+        status, _, _ = await connection.response()
+        assert status == 408
+        assert await connection.closed() == b""
+        assert engine.received == []
+        assert engine.app._budget.held == 0
+
+
+async def test_a_request_in_progress_outlives_every_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for deadline in ("HEADER_DEADLINE_S", "BODY_DEADLINE_S", "BODY_IDLE_S"):
+        monkeypatch.setattr(http_server, deadline, 0.02)
+    async with serving() as (engine, _, port):
+        engine.script = silence
+        async with connected(port, POST + BODY) as connection:
+            while not engine.received:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)  # five deadlines: that none of them fires is what is tested
+            engine.put("r", "done", reason=FinishLength(4))
+            status, _, body = await connection.response()
+            assert (status, json.loads(body)["choices"][0]["text"]) == (200, "done")
+
+
+async def test_a_client_that_never_reads_loses_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "WRITE_STALL_S", 0.05)
+    async with serving() as (engine, _, port):
+
+        async def flood(engine: Engine, request: Any) -> None:
+            while True:
+                engine.put("r", "x" * 100_000)
+                await asyncio.sleep(0.001)
+
+        engine.script = flood
+        body = json.dumps({"prompt": "hi", "rid": "r", "stream": True}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client = socket.create_connection(("127.0.0.1", port))
+        try:
+            client.sendall(head + body)
+            await asyncio.wait_for(engine.abort_seen.wait(), 30)
+            await asyncio.wait_for(engine.manager.idle_event.wait(), 30)
+        finally:
+            client.close()
+
+
+async def test_headers_without_end_are_refused() -> None:
+    async with serving() as (_, _, port), connected(port, b"GET /health HTTP/1.1\r\n") as connection:
+        connection.writer.write((b"x-filler: " + b"y" * 990 + b"\r\n") * 66)
+        status, _, body = await connection.response()
+        assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+        assert await connection.closed() == b""
+
+
+async def test_what_is_not_http_is_a_400_in_openai_s_shape() -> None:
+    async with serving() as (_, _, port), connected(port, b"\x16\x03\x01\x02\x00\r\n\r\n") as connection:
+        status, _, body = await connection.response()
+        assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+
+
+async def test_a_body_over_the_limit_is_answered_before_it_has_been_sent() -> None:
+    async with serving(max_body_bytes=1000) as (_, _, port):
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n"
+        async with connected(port, head) as connection:
+            status, _, body = await connection.response()
+            assert (status, json.loads(body)["error"]["code"]) == (413, "payload_too_large")
+
+
+async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
+    async with serving() as (engine, _, port):
+        engine.script = silence
+        async with connected(port, POST + BODY + GET) as connection:
+            while not engine.received:
+                await asyncio.sleep(0.001)
+            engine.put("r", "done", reason=FinishLength(4))
+            assert json.loads((await connection.response())[2])["id"] == "r"
+            assert (await connection.response())[2] == b'{"status":"ok"}'
+
+
+async def test_signals_stay_the_caller_s_and_shutdown_closes_the_port() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    async with serving() as (_, server, port):
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        async with connected(port, GET) as idle:
+            await idle.response()
+            await server.shutdown()
+            assert await idle.closed() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)

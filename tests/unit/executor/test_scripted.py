@@ -1,0 +1,118 @@
+"""The scripted executor keeps the seam's contract, and notices when the other side doesn't."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sterna.config.server_args import ServerArgs
+from sterna.errors import ConfigError
+from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, STATUS_NAN, STATUS_OK, WANT_SAMPLE, Executor, ForwardBatch, GroupSlots
+from sterna.executor.registry import create_executor
+from sterna.executor.scripted import ScriptViolation
+from sterna.protocol.sampling import SamplingParams
+
+TABLE = np.arange(64, dtype=np.int32).reshape(4, 16)
+"""Row r's position p lies in slot 16 r + p."""
+
+
+def make(options: str = "") -> Executor:
+    args = ServerArgs(executor="scripted", executor_options=options, context_length=16, max_total_tokens=64)
+    return create_executor(args, Path())
+
+
+def bind(executor: Executor, row: int, prompt: list[int], output: tuple[int, ...] = ()) -> None:
+    executor.bind(row, SamplingParams(), np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
+
+
+def step(
+    number: int, rows: list[tuple[int, int, list[int]]], *, role: int = ROLE_PROMPT, input_from: list[int] | None = None
+) -> ForwardBatch:
+    """`rows`: (req_pool_idx, prefix_len, input ids); all want a sample."""
+    lengths = [len(ids) for _, _, ids in rows]
+    return ForwardBatch(
+        step=number,
+        input_ids=np.array([token for _, _, ids in rows for token in ids], dtype=np.int32),
+        input_from=None if input_from is None else np.array(input_from, dtype=np.int32),
+        row_splits=np.cumsum([0, *lengths]).astype(np.int32),
+        prefix_lens=np.array([prefix for _, prefix, _ in rows], dtype=np.int32),
+        seq_lens=np.array([prefix + len(ids) for _, prefix, ids in rows], dtype=np.int32),
+        req_pool_idx=np.array([row for row, _, _ in rows], dtype=np.int32),
+        roles=np.full(len(rows), role, dtype=np.uint8),
+        wants=np.full(len(rows), WANT_SAMPLE, dtype=np.uint8),
+        groups=(GroupSlots(np.concatenate([TABLE[row, prefix : prefix + len(ids)] for row, prefix, ids in rows]), TABLE),),
+    )
+
+
+def tokens(executor: Executor, batch: ForwardBatch) -> list[int]:
+    return executor.submit(batch).result().token_ids.tolist()
+
+
+def test_it_echoes_each_rows_prompt_and_goes_on_after_replayed_output() -> None:
+    executor = make()
+    bind(executor, 0, [7, 8, 9])
+    bind(executor, 1, [5, 6], (5,))
+    assert tokens(executor, step(0, [(0, 0, [7, 8, 9])])) == [7]
+    with pytest.raises(ScriptViolation, match="role"):  # prompt and output in one row
+        tokens(executor, step(1, [(1, 0, [5, 6, 5])]))
+
+
+def test_an_input_may_be_what_a_row_of_the_step_before_sampled() -> None:
+    executor = make()
+    bind(executor, 0, [7, 8])
+    bind(executor, 1, [3, 4])
+    assert tokens(executor, step(0, [(0, 0, [7, 8]), (1, 0, [3, 4])])) == [7, 3]
+    swapped = step(1, [(1, 2, [0]), (0, 2, [0])], role=ROLE_GENERATED, input_from=[1, 0])
+    assert tokens(executor, swapped) == [4, 8]
+    with pytest.raises(ScriptViolation, match="takes tokens of step"):
+        executor.submit(replace(swapped, step=9))
+
+
+def test_a_scripted_nan_gives_no_token_and_leaves_its_neighbour_alone() -> None:
+    executor = make("nan_token=7")
+    bind(executor, 0, [7, 8])
+    bind(executor, 1, [3, 4])
+    output = executor.submit(step(0, [(0, 0, [7, 8]), (1, 0, [3, 4])])).result()
+    assert output.status.tolist() == [STATUS_NAN, STATUS_OK]
+    assert output.row_splits.tolist() == [0, 0, 1]
+    assert output.token_ids.tolist() == [3]
+
+
+def test_a_context_that_is_not_in_its_slots_is_a_violation() -> None:
+    executor = make()
+    bind(executor, 0, [7, 8, 9])
+    with pytest.raises(ScriptViolation, match="slots hold"):
+        executor.submit(step(0, [(0, 1, [8, 9])]))  # nobody wrote position 0
+
+
+def test_generated_kv_serves_no_prompt_where_it_may_not() -> None:
+    for reuse in (1, 0):
+        executor = make(f"reuse_generated_kv={reuse}")
+        bind(executor, 0, [7])
+        tokens(executor, step(0, [(0, 0, [7])]))
+        tokens(executor, step(1, [(0, 1, [7])], role=ROLE_GENERATED))
+        executor.release(0)
+        bind(executor, 0, [7, 7, 7])
+        batch = step(2, [(0, 2, [7])])  # position 1 was generated
+        if reuse:
+            assert tokens(executor, batch) == [7]
+        else:
+            with pytest.raises(ScriptViolation, match="role"):
+                executor.submit(batch)
+
+
+def test_a_row_is_bound_once_and_released_as_often_as_one_likes() -> None:
+    executor = make()
+    bind(executor, 0, [1])
+    with pytest.raises(ValueError, match="bound"):
+        bind(executor, 0, [1])
+    executor.release(0)
+    executor.release(0)
+    bind(executor, 0, [1])
+
+
+@pytest.mark.parametrize("options", ["speed=9", "step_ms=fast", "verify"])
+def test_options_that_do_not_exist_are_refused_by_name(options: str) -> None:
+    with pytest.raises(ConfigError, match=options.split("=")[0]):
+        make(options)

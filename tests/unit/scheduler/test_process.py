@@ -1,0 +1,123 @@
+"""A real scheduler process on real sockets."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from byte_model import make_byte_model
+from sterna.config.process_start import ProcessStart
+from sterna.config.server_args import ServerArgs
+from sterna.ipc.addresses import RunDirectory
+from sterna.ipc.channel import Receiver, Sender
+from sterna.protocol.channels import ToDetokenizer, ToScheduler, ToServer
+from sterna.protocol.control import ProcessFailed, ProcessReady, SchedulerStats, ShutdownReq
+from sterna.protocol.finish import FinishLength
+from sterna.protocol.generate import BatchTokenIDOutput, TokenIDRow, TokenizedGenerateReqInput
+from sterna.protocol.sampling import SamplingParams
+
+TIMEOUT_MS = 60_000
+
+
+@dataclass
+class Peers:
+    """Everything around the process."""
+
+    process: subprocess.Popen[bytes]
+    server: Receiver[ToServer]
+    detokenizer: Receiver[ToDetokenizer]
+    scheduler: Sender[ToScheduler]
+
+    def next_of(self, kind: type) -> ToServer:
+        while True:
+            assert self.server.wait(TIMEOUT_MS), f"no {kind.__name__} came"
+            for message in self.server.drain(1):
+                if isinstance(message, kind):
+                    return message
+
+    def rows_until_end(self) -> list[TokenIDRow]:
+        rows: list[TokenIDRow] = []
+        while not rows or rows[-1].finished_reason is None:
+            assert self.detokenizer.wait(TIMEOUT_MS), "no output came"
+            for message in self.detokenizer.drain(1):
+                assert isinstance(message, BatchTokenIDOutput)
+                assert message.epoch == 3
+                rows += message.rows
+        return rows
+
+
+def start(tmp_path: Path, context: "zmq.Context[zmq.Socket[bytes]]", run: RunDirectory, **settings: object) -> Peers:
+    folder = make_byte_model(tmp_path / "model")
+    addresses = {name: run.address(name, 3) for name in ("server", "detokenizer", "scheduler")}
+    message = ProcessStart(
+        args=ServerArgs(**({"executor": "scripted"} | settings)),  # type: ignore[arg-type]
+        folder=str(folder),
+        inbox=addresses["scheduler"],
+        detokenizer=addresses["detokenizer"],
+        server=addresses["server"],
+        epoch=3,
+    )
+    server: Receiver[ToServer] = Receiver(context, addresses["server"], ToServer)
+    detokenizer: Receiver[ToDetokenizer] = Receiver(context, addresses["detokenizer"], ToDetokenizer)
+    process = subprocess.Popen([sys.executable, "-m", "sterna.scheduler.process"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(message) + b"\n")
+    process.stdin.flush()
+    return Peers(process, server, detokenizer, Sender(context, addresses["scheduler"]))
+
+
+@pytest.fixture
+def peers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Peers]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    run = RunDirectory.create()
+    peers = start(tmp_path, context, run, **getattr(request, "param", {}))
+    yield peers
+    peers.process.kill()
+    peers.process.communicate()
+    for channel in (peers.server, peers.detokenizer):
+        channel.close()
+    peers.scheduler.close(linger_ms=0)
+    context.term()
+    run.remove()
+
+
+def test_a_request_goes_in_and_its_tokens_come_out(peers: Peers) -> None:
+    ready = peers.next_of(ProcessReady)
+    assert isinstance(ready, ProcessReady)
+    assert (ready.process, ready.epoch, ready.info["executor"]) == ("scheduler", 3, "scripted")
+    params = SamplingParams(max_new_tokens=4)
+    peers.scheduler.send(
+        TokenizedGenerateReqInput(rid="a", input_ids=[1, 2, 3], sampling_params=params, stream=True, reply_to=peers.server.address)
+    )
+    rows = peers.rows_until_end()
+    assert [token for row in rows for token in row.output_ids] == [1, 2, 3, 1]
+    assert rows[-1].finished_reason == FinishLength(4)
+    while True:
+        stats = peers.next_of(SchedulerStats)
+        assert isinstance(stats, SchedulerStats)
+        if stats.num_running_reqs == 0:
+            break
+    assert stats.kv_used_tokens == 0
+    peers.scheduler.send(ShutdownReq())
+    assert peers.process.wait(60) == 0
+
+
+def test_it_ends_when_its_parent_is_gone(peers: Peers) -> None:
+    peers.next_of(ProcessReady)
+    assert peers.process.stdin is not None
+    peers.process.stdin.close()
+    assert peers.process.wait(60) == 1
+
+
+@pytest.mark.parametrize("peers", [{"executor_options": "nonsense=1"}, {"executor": "abacus"}], indirect=True)
+def test_an_executor_that_cannot_be_made_is_told_to_the_server(peers: Peers) -> None:
+    failed = peers.next_of(ProcessFailed)
+    assert isinstance(failed, ProcessFailed)
+    assert failed.process == "scheduler"
+    assert "--executor" in failed.message
+    assert peers.process.wait(60) == 1
