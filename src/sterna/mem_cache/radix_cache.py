@@ -167,12 +167,13 @@ class RadixCache(PrefixCache):
         """Put a new node with the first `length` elements above `node`, which keeps the rest, its children and its identity."""
         parent = node.parent
         assert parent is not None
-        upper = self._add(parent, node.child_key, node.key[:length], tuple(own[:length] for own in node.slots))
+        # Copies: a view would keep the whole stretch in memory for as long as either half lives.
+        upper = self._add(parent, node.child_key, node.key[:length].copy(), tuple(own[:length].copy() for own in node.slots))
         upper.lock_ref = node.lock_ref
         upper.last_access = node.last_access
         node.parent = upper
-        node.key = node.key[length:]
-        node.slots = tuple(own[length:] for own in node.slots)
+        node.key = node.key[length:].copy()
+        node.slots = tuple(own[length:].copy() for own in node.slots)
         node.child_key = self._child_key(node.child_key[0], node.key, 0)
         upper.children[node.child_key] = node
         return upper

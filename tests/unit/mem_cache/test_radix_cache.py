@@ -248,3 +248,15 @@ def test_what_was_used_longest_ago_goes_first() -> None:
         assert cache.evict(1) == PAGE
         gone += [name for name, key in keys.items() if name not in gone and not cache.match_length(NAMESPACES[0], key, PAGE)]
     assert gone == ["b", "c", "a"]
+
+
+def test_a_short_prefix_does_not_keep_the_arrays_of_the_long_key_that_it_came_from() -> None:
+    pools = SlotPools(NUM_PAGES * PAGE, PAGE, 1)
+    cache = RadixCache(pools)
+    namespace = CacheNamespace()
+    key = np.arange(16 * PAGE, dtype=np.int64)
+    cache.insert(namespace, key, pools.alloc(16), 0)
+    head = cache.match(namespace, key[:PAGE], PAGE).node
+    tail = next(iter(head.children.values()))
+    for node, length in ((head, PAGE), (tail, 15 * PAGE)):
+        assert all(array.base is None and len(array) == length for array in (node.key, *node.slots))
