@@ -181,12 +181,12 @@ class Group:
             await asyncio.sleep(0.1)  # the last event of every stream reaches its socket
 
     async def _watch(self, child: Child) -> None:
+        """Until `shutdown` tells children to stop; an end before that is a death, while draining too."""
         code = await child.wait()
-        if not self.manager.draining:
-            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-            log.error("the %s process died (%s)", child.name, cause)
-            self.manager.fail(f"the {child.name} process died ({cause})")
-            self._stopping.set()
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        log.error("the %s process died (%s)", child.name, cause)
+        self.manager.fail(f"the {child.name} process died ({cause})")
+        self._stopping.set()
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():

@@ -193,6 +193,34 @@ def test_sigterm_refuses_new_work_and_lets_streams_finish(byte_model: Path, tmp_
         assert server.process.wait(10) == 0
 
 
+def test_a_sigterm_to_every_process_of_the_group_drains_as_one_to_the_parent(byte_model: Path, tmp_path: Path) -> None:
+    """As service managers send it."""
+    with scripted(byte_model, tmp_path / "log") as server:
+        stream = open_stream(server, {"max_tokens": 50})
+        read_until(stream, b"data: ")
+        for pid in (*server.children().values(), server.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        with stream:
+            seen = read_until(stream, b"[DONE]")
+        assert b'"finish_reason":"length"' in seen
+        assert server.process.wait(10) == 0
+
+
+def test_a_child_that_dies_while_draining_ends_what_is_left_at_once(byte_model: Path, tmp_path: Path) -> None:
+    with scripted(byte_model, tmp_path / "log") as server:
+        stream = open_stream(server, {"max_tokens": 4000})
+        read_until(stream, b"data: ")
+        children = server.children()
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        os.kill(children["scheduler"], signal.SIGKILL)
+        killed = time.monotonic()
+        with stream:
+            assert b"engine_dead" in read_until(stream, b'"error"') + stream.recv(65536)
+        assert server.process.wait(10) == 1
+        assert time.monotonic() - killed < 5
+
+
 def test_what_outlives_the_drain_timeout_ends_with_an_error_event(byte_model: Path, tmp_path: Path) -> None:
     with scripted(byte_model, tmp_path / "log", "--drain-timeout", "0.3") as server:
         stream = open_stream(server, {"max_tokens": 4000})

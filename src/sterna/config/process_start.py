@@ -43,7 +43,10 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
 
 def enter_process(name: str, run: Callable[[ProcessStart], None]) -> None:
     """Read the start message and `run`. A fault before the process is ready is told to the server as `ProcessFailed`; exit code 1."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends us in order
+    # A terminal's Ctrl-C, and the SIGTERM that service managers send to all processes of a group, are for the parent: it drains, with
+    # our help, and then ends us in order.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessStart)
     setup_logging(start.args.log_level, name)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
