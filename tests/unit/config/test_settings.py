@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from sterna.cli.flags import ENVIRONMENT, field_docs, parse_server_args
-from sterna.config.resolve import check
+from sterna.config.model_config import ModelConfig
+from sterna.config.resolve import check, complete
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
 
@@ -54,3 +55,13 @@ def test_a_wrong_flag_is_named_and_ends_with_2(argv: list[str], capsys: pytest.C
 def test_a_value_out_of_range_names_its_flag(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match="--" + field.replace("_", "-")):
         check(msgspec.structs.replace(ServerArgs(), **{field: value}))
+
+
+def test_a_context_length_that_the_named_folder_was_not_resolved_for_is_refused() -> None:
+    model = ModelConfig(
+        name="m", source="", family="llama", weights_dtype="", num_parameters=0, vocab_size=1, context_len=64, bos_token_id=None,
+        eos_token_ids=(),
+    )  # fmt: skip
+    assert complete(ServerArgs(), model).context_length == complete(ServerArgs(context_length=64), model).context_length == 64
+    with pytest.raises(ConfigError, match="--context-length 32"):
+        complete(ServerArgs(context_length=32), model)
