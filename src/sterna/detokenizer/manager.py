@@ -96,7 +96,11 @@ class DetokenizerManager:
             elif row.finished_reason is not None:
                 self._pass_refusal(row, outputs)
         for (decoding, row), text in zip(rows, self._decode(rows), strict=True):
-            self._output(decoding, row, text, outputs, refusals)
+            try:
+                self._output(decoding, row, text, outputs, refusals)
+            except Exception:
+                log.exception("%s: its text could not be released", row.rid)
+                self._output(decoding, row, None, outputs, refusals)
         yield from refusals
         now = time.monotonic()
         for address, strs in outputs.items():

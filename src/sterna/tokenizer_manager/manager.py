@@ -77,7 +77,7 @@ class TokenizerManager:
         self.on_finish: list[Callable[[ReqState, Outcome], None]] = []
         self.ready_event = asyncio.Event()
         self.idle_event = asyncio.Event()
-        """Set while no request is live."""
+        """Set while no request is admitted."""
         self.idle_event.set()
         self._epoch = epoch
         self._inbox = inbox
@@ -119,6 +119,9 @@ class TokenizerManager:
     def num_live(self) -> int:
         return len(self._states)
 
+    def is_live(self, rid: str) -> bool:
+        return rid in self._states
+
     # ---- requests ----
 
     def admit(self) -> Admission:
@@ -132,10 +135,13 @@ class TokenizerManager:
         if self._admitted >= self._capacity:
             raise QueueFull("The request queue is full.")
         self._admitted += 1
+        self.idle_event.clear()
         return Admission(self._release_admission)
 
     def _release_admission(self) -> None:
         self._admitted -= 1
+        if not self._admitted:
+            self.idle_event.set()
 
     async def run_blocking(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn` off the event loop."""
@@ -152,7 +158,6 @@ class TokenizerManager:
             raise DuplicateRid(f"a request with rid {obj.rid!r} is running", param="rid")
         state = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
         self._states[obj.rid] = state
-        self.idle_event.clear()
         self.started_total += 1
         try:
             tokenized = await self.run_blocking(
@@ -240,10 +245,11 @@ class TokenizerManager:
         self._closed.discard(state.rid)
         state.admission.close()
         state.times.finished = time.monotonic()
-        if not self._states:
-            self.idle_event.set()
         for observer in self.on_finish:
-            observer(state, outcome)
+            try:
+                observer(state, outcome)
+            except Exception:
+                log.exception("%s: an observer of its end failed", state.rid)
 
     # ---- output ----
 
@@ -293,8 +299,8 @@ class TokenizerManager:
             return  # ended without the scheduler; its output comes late
         try:
             fold(state, row, epoch, detokenized_time, now, self.itl)
-        except JournalGap as gap:
-            log.error("output was lost: %s", gap)
+        except Exception as fault:  # whatever it is, the rows behind it are other requests'
+            log.error("%s: output was lost: %s", row.rid, fault, exc_info=not isinstance(fault, JournalGap))
             self._abort(state)
             self._end_locally(state, FinishAbort("internal error", 500, "engine_failure"))
             return

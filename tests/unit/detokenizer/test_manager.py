@@ -172,3 +172,12 @@ def test_one_request_that_cannot_be_decoded_leaves_its_neighbours_alone(monkeypa
     out = list(manager.to_str_output(batch(TokenIDRow("a", 1, [98]), TokenIDRow("b", 1, [98]))))
     assert ("server", DecodeRefused(rid="a")) in out
     assert [(row.rid, row.output_str) for _, m in out if isinstance(m, BatchStrOutput) for row in m.rows] == [("b", "b")]
+
+
+def test_a_fault_after_decoding_refuses_its_rid_and_no_other() -> None:
+    manager = new_manager()
+    rows_of(manager, batch(*(TokenIDRow(rid, 0, [97], None, opening(("stop",))) for rid in "ab")))
+    manager._decodings["a"].matcher = "no matcher"  # type: ignore[assignment]
+    out = list(manager.to_str_output(batch(TokenIDRow("a", 1, [98]), TokenIDRow("b", 1, [98]))))
+    assert ("server", DecodeRefused(rid="a")) in out
+    assert [(row.rid, row.output_str) for _, m in out if isinstance(m, BatchStrOutput) for row in m.rows] == [("b", "b")]

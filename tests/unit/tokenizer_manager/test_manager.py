@@ -258,3 +258,44 @@ def test_text_is_joined_once_however_long_the_output() -> None:
         assert seen == "a" * 1000
 
     scenario(test)
+
+
+def test_a_fault_in_folding_one_row_ends_that_request_and_no_other() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        bad, good = [await group.manager.generate_request(request(rid), group.manager.admit()) for rid in ("bad", "good")]
+        group.manager._states["bad"].output_ids = None  # type: ignore[assignment]
+        group.inbox.put(output(StrRow("bad", 0, [97], "a"), StrRow("good", 0, [97], "a", FinishLength(1))))
+        assert (await good.next_delta()).text == "a"
+        await settled(lambda: group.manager._states["bad"].finished)
+        assert group.scheduler.of(AbortReq) == [AbortReq(rid="bad")]
+        await settled(lambda: bool(group.scheduler.of(OutputCredit)))
+        group.manager._states["bad"].output_ids = []
+        bad.close()
+
+    scenario(test)
+
+
+def test_an_observer_that_fails_leaves_nothing_behind() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("observer")
+
+        seen: list[str] = []
+        group.manager.on_finish += [fail, lambda state, outcome: seen.append(outcome)]
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        group.inbox.put(output(StrRow("r", 0, [97], "a", FinishLength(1))))
+        await reader.next_delta()
+        reader.close()
+        assert (seen, group.manager.num_live) == (["ok"], 0)
+
+    scenario(test)
+
+
+def test_an_admitted_request_counts_as_work_before_it_is_registered() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        admission = group.manager.admit()
+        assert not group.manager.idle_event.is_set()
+        admission.close()
+        assert group.manager.idle_event.is_set()
+
+    scenario(test)
