@@ -85,7 +85,7 @@ class Generations:
     @contextmanager
     def _named(self, rid: str, objs: list[GenerateReqInput]) -> Iterator[None]:
         """Remember which rids the members of a list run under. Raises DuplicateRid."""
-        if rid in self._fan_outs:
+        if rid in self._fan_outs or self.manager.is_live(rid):
             raise DuplicateRid(f"a request with rid {rid!r} is running", param="rid")
         if [obj.rid for obj in objs] == [rid]:
             yield

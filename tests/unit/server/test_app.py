@@ -141,6 +141,9 @@ async def test_health_is_liveness_and_ready_is_readiness() -> None:
         assert (dead.status, dead.json) == (503, {"status": "dead"})
 
 
+TOKENIZING: list[tuple[str, str, Any]] = [("/tokenize", "prompt", "a"), ("/detokenize", "tokens", [97])]
+
+
 async def test_tokenize_and_detokenize_are_each_other_s_inverse() -> None:
     async with running() as engine:
         one = (await post(engine.app, "/tokenize", {"prompt": "héllo", "return_token_strs": True})).json
@@ -150,6 +153,7 @@ async def test_tokenize_and_detokenize_are_each_other_s_inverse() -> None:
         bad = await post(engine.app, "/detokenize", {"tokens": [260]})
         mixed = await post(engine.app, "/detokenize", {"tokens": [1, [2]]})
         empty = await post(engine.app, "/detokenize", {"tokens": []})
+        others = [await post(engine.app, path, {field: value, "model": "other"}) for path, field, value in TOKENIZING]
     assert one["tokens"] == list("héllo".encode())
     assert (one["count"], one["max_model_len"]) == (6, 64)
     assert one["token_strs"][0] == "h"
@@ -158,6 +162,7 @@ async def test_tokenize_and_detokenize_are_each_other_s_inverse() -> None:
     assert backs == {"text": ["a", "bc"]}
     assert bad.error["param"] == mixed.error["param"] == "tokens"
     assert empty.json == {"text": ""}
+    assert [(other.status, other.error["code"]) for other in others] == [(404, "model_not_found")] * 2
 
 
 async def test_texts_to_tokenize_have_a_bound() -> None:

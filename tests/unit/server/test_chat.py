@@ -188,7 +188,9 @@ async def test_max_tokens_beyond_the_context_is_refused_by_name() -> None:
     async with running() as engine:
         call = await post(engine.app, PATH, {"messages": HI, "max_tokens": 57})
         fits = await post(engine.app, PATH, {"messages": HI, "max_tokens": 56})
+        other = await post(engine.app, PATH, {"messages": HI, "max_completion_tokens": 57})
     assert (call.status, call.error["code"], call.error["param"]) == (400, "context_length_exceeded", "max_tokens")
+    assert (other.status, other.error["param"]) == (400, "max_completion_tokens")
     assert fits.status == 200
 
 

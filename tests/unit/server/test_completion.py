@@ -120,6 +120,8 @@ async def test_aborting_a_list_by_its_rid_ends_every_member() -> None:
             await asyncio.sleep(0)
         twice = await post(engine.app, PATH, {"prompt": ["a", "b"], "rid": "list"})
         assert (twice.status, twice.error["code"]) == (400, "duplicate_rid")
+        single = await post(engine.app, PATH, {"prompt": "a", "rid": "list"})
+        assert (single.status, single.error["code"]) == (400, "duplicate_rid")
         prefix = await post(engine.app, "/abort_request", {"rid": "lis"})
         assert prefix.status == 404
         aborted = await post(engine.app, "/abort_request", {"rid": "list"})
@@ -158,3 +160,15 @@ async def test_sampling_parameters_reach_the_engine_as_sent() -> None:
     for name in ("prompt", "min_tokens", "max_tokens"):
         del expected[name]
     assert {name: getattr(params, name) for name in expected} == expected
+
+
+async def test_a_list_under_the_rid_of_a_live_request_is_refused() -> None:
+    async with running() as engine:
+        engine.script = silence
+        call = start(engine.app, "POST", PATH, {"prompt": "a", "rid": "one"})
+        while not engine.received:
+            await asyncio.sleep(0)
+        twice = await post(engine.app, PATH, {"prompt": ["a", "b"], "rid": "one"})
+        assert (twice.status, twice.error["code"], len(engine.received)) == (400, "duplicate_rid", 1)
+        assert (await post(engine.app, "/abort_request", {"rid": "one"})).json == {"aborted": 1}
+        await call.done()

@@ -58,8 +58,8 @@ def decode_tokenize(body: bytes, *, strict: bool = False) -> TokenizeRequest:
     return request
 
 
-def decode_detokenize(body: bytes, *, vocab_size: int, strict: bool = False) -> tuple[list[list[int]], bool, bool]:
-    """Lists of ids, whether the client sent a list of lists, whether special tokens are skipped. Raises InvalidRequest."""
+def decode_detokenize(body: bytes, *, vocab_size: int, strict: bool = False) -> tuple[DetokenizeRequest, list[list[int]], bool]:
+    """The request, its lists of ids, and whether the client sent a list of lists. Raises InvalidRequest."""
     request, _ = _detokenize.decode(body, strict=strict)
     ids = [entry for entry in request.tokens if isinstance(entry, int)]
     lists = [entry for entry in request.tokens if not isinstance(entry, int)]
@@ -71,4 +71,4 @@ def decode_detokenize(body: bytes, *, vocab_size: int, strict: bool = False) -> 
     for entry in result:
         if entry and not 0 <= min(entry) <= max(entry) < vocab_size:
             raise InvalidRequest(f"tokens: ids must be in [0, {vocab_size})", param="tokens")
-    return result, bool(lists), request.skip_special_tokens is not False
+    return request, result, bool(lists)

@@ -35,8 +35,10 @@ def _tokenize(request: TokenizeRequest, tokenizer: Tokenizer, context_len: int) 
 
 async def detokenize(exchange: Exchange, context: AppContext) -> None:
     manager = context.manager
-    lists, is_list, skip = decode_detokenize(await exchange.body(), vocab_size=manager.model.vocab_size, strict=context.args.strict_fields)
-    texts = await manager.run_blocking(_detokenize, lists, manager.tokenizer, skip)
+    body = await exchange.body()
+    request, lists, is_list = decode_detokenize(body, vocab_size=manager.model.vocab_size, strict=context.args.strict_fields)
+    check_model(request.model, manager)
+    texts = await manager.run_blocking(_detokenize, lists, manager.tokenizer, request.skip_special_tokens is not False)
     await exchange.respond_json(DetokenizeResponse(text=texts if is_list else texts[0]))
 
 

@@ -16,6 +16,7 @@ from sterna.server.openai.fields import check_model, check_stream_options, to_ri
 
 # What the core calls a field, and what a chat's body does.
 PARAMS = {"prompt": "messages", "input_ids": "messages"}
+COMPLETION_PARAMS = {**PARAMS, "max_tokens": "max_completion_tokens"}
 
 
 async def chat_completions(exchange: Exchange, context: AppContext) -> None:
@@ -32,8 +33,9 @@ async def chat_completions(exchange: Exchange, context: AppContext) -> None:
     def convert() -> list[GenerateReqInput]:
         return [to_generate(request, rid=rid, received_time=exchange.received, template=manager.chat_template, sampling=context.sampling)]
 
+    params = PARAMS if body.max_completion_tokens is None else COMPLETION_PARAMS
     user = body.user or body.safety_identifier
-    async with context.generations.run(exchange, rid, 1, convert, user=user, params=PARAMS) as outputs:
+    async with context.generations.run(exchange, rid, 1, convert, user=user, params=params) as outputs:
         if body.stream:
             await write_stream(exchange, outputs, ChatChunks(rid, created, model, options), context.args)
         else:
