@@ -7,25 +7,39 @@ from pathlib import Path
 from byte_model import make_byte_model
 from running_server import ROOT, running_server
 
-PROCESS_OF_HOP = {"1": "server", "2": "server", "3": "server", "4": "scheduler", "6": "scheduler", "7": "detokenizer", "8": "server"}
+PROCESS_OF_HOP = {
+    "1": "server",
+    "2": "server",
+    "3": "server",
+    "4": "scheduler",
+    "5": "scheduler",
+    "6": "scheduler",
+    "7": "detokenizer",
+    "8": "server",
+    "9": "server",
+}
 TAKES = {
     "1": "bytes",
     "2": "ChatCompletionRequest",
     "3": "GenerateReqInput",
     "4": "TokenizedGenerateReqInput",
+    "5": "ForwardBatch",
     "6": "Req",
     "7": "BatchTokenIDOutput",
     "8": "StrRow",
+    "9": "Full",
 }
 GIVES = {
     "1": "ChatCompletionRequest",
     "2": "GenerateReqInput",
     "3": "TokenizedGenerateReqInput",
     "4": "Req",
+    "5": "DoneStep",
     "6": "BatchTokenIDOutput",
     "7": "BatchStrOutput",
+    "9": "ChatCompletionResponse",
 }
-ONCE = ("1", "2", "3", "4")
+ONCE = ("1", "2", "3", "4", "9")
 
 
 def test_a_request_passes_every_hop_in_its_process_on_its_types(tmp_path: Path) -> None:

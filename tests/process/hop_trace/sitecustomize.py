@@ -21,9 +21,11 @@ HOPS = {
     ("sterna.server.openai.chat.convert", "to_generate"): "2",
     ("sterna.tokenizer_manager.tokenize", "to_tokenized"): "3",
     ("sterna.scheduler.intake", "to_req"): "4",
+    ("sterna.executor.scripted", "ScriptedExecutor.submit"): "5",
     ("sterna.scheduler.output", "to_token_id_output"): "6",
     ("sterna.detokenizer.manager", "DetokenizerManager.to_str_output"): "7",
     ("sterna.tokenizer_manager.receive", "fold"): "8",
+    ("sterna.server.openai.chat.response", "to_response"): "9",
 }
 
 
