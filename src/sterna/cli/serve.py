@@ -32,7 +32,7 @@ def announce(args: ServerArgs, manager: TokenizerManager, seconds: float) -> Non
         route = "/v1/completions"
     details = ", ".join(f"{name} {info[name]}" for name in ("executor", "dtype", "device") if name in info)
     print(
-        f"\n{manager.served_model_name} is ready after {seconds:.1f} s ({details}, room for {info.get('num_slots', '?')} tokens)\n"
+        f"\n{manager.served_model_name} is ready after {seconds:.1f} s ({details}, room for {info['kv_total_tokens']} tokens)\n"
         f"  {url}       docs: {url}/docs\n\n"
         f"curl {url}{route} \\{key}\n  -H 'Content-Type: application/json' \\\n  -d '{body}'\n",
         flush=True,

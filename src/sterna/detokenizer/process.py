@@ -73,7 +73,10 @@ def run_detokenizer(start: ProcessStart) -> None:
     """Decode until told to stop."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Receiver[ToDetokenizer] = Receiver(context, start.inbox, ToDetokenizer)
-    manager = DetokenizerManager(Tokenizer.load(Path(start.folder)), start.args.max_detokenizer_states)
+    tokenizer = Tokenizer.load(Path(start.folder))
+    for skip_special_tokens in (True, False):
+        tokenizer.table(skip_special_tokens=skip_special_tokens)  # made now, so that no request waits for it
+    manager = DetokenizerManager(tokenizer, start.args.max_detokenizer_states)
     process = DetokenizerProcess(manager, inbox, context, start.server)
     try:
         process.startup(start.epoch)
