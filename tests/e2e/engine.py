@@ -97,6 +97,7 @@ class Engine:
         )
         self._asked = 0
         self._batch_sizes: dict[str, int] = {}
+        self._spoilt = np.zeros(self.executor.info.num_slots, dtype=np.bool_)
         self._spoil()
 
     @property
@@ -166,10 +167,16 @@ class Engine:
                 self._batch_sizes[req.rid] = max(self._batch_sizes.get(req.rid, 0), batch.num_rows)
 
     def _spoil(self) -> None:
-        free = torch.from_numpy(self.scheduler.ledger.pools.groups[0].free_slots().astype(np.int64))
-        with torch.inference_mode():
-            for layer in self.executor.inner.pool.layers:
-                layer.index_fill_(0, free, torch.nan)
+        """Slots that have just become nobody's."""
+        pool = self.executor.inner.pool
+        free = np.zeros(pool.num_slots, dtype=np.bool_)
+        free[self.scheduler.ledger.pools.groups[0].free_slots()] = True
+        freed = np.flatnonzero(free & ~self._spoilt)
+        self._spoilt = free
+        if len(freed):
+            with torch.inference_mode():
+                for layer in pool.layers:
+                    layer.index_fill_(0, torch.from_numpy(freed), torch.nan)
 
     def _answer(self, rid: str) -> Answer:
         rows = self.outbox.rows[rid]
