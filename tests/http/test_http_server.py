@@ -109,6 +109,27 @@ async def test_a_request_in_progress_outlives_every_deadline(monkeypatch: pytest
             assert (status, json.loads(body)["choices"][0]["text"]) == (200, "done")
 
 
+async def test_a_client_that_never_reads_loses_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "WRITE_STALL_S", 0.05)
+    async with serving() as (engine, _, port):
+
+        async def flood(engine: Engine, request: Any) -> None:
+            while True:
+                engine.put("r", "x" * 100_000)
+                await asyncio.sleep(0.001)
+
+        engine.script = flood
+        body = json.dumps({"prompt": "hi", "rid": "r", "stream": True}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client = socket.create_connection(("127.0.0.1", port))
+        try:
+            client.sendall(head + body)
+            await asyncio.wait_for(engine.abort_seen.wait(), 30)
+            await asyncio.wait_for(engine.manager.idle_event.wait(), 30)
+        finally:
+            client.close()
+
+
 async def test_headers_without_end_are_refused() -> None:
     async with serving() as (_, _, port), connected(port, b"GET /health HTTP/1.1\r\n") as connection:
         connection.writer.write((b"x-filler: " + b"y" * 990 + b"\r\n") * 66)

@@ -149,7 +149,7 @@ class Prefill:
 
     def chunks(self) -> list[PrefillChunk]:
         """This step's share of every prefill, oldest first, with slots allocated. Less than the budget where memory is short."""
-        budget = self._chunk_size or max(MAX_PREFILL_TOKENS, len(self.active[0].fill_ids) if self.active else 0)
+        budget = self._chunk_size or sum(_missing(req) for req in self.active)
         chunks: list[PrefillChunk] = []
         for req in self.active:
             start = req.kv_len

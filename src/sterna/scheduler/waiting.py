@@ -32,7 +32,7 @@ class WaitingQueue:
         for req in sorted(reqs, key=lambda each: each.serial, reverse=True):
             self._reqs[req.rid] = req
             self._reqs.move_to_end(req.rid, last=False)
-        self.version += 1
+            self.version += 1
 
     def head(self) -> Req | None:
         return next(iter(self._reqs.values()), None)

@@ -110,7 +110,7 @@ class Generations:
 
     def abort(self, rid: str) -> int:
         """End the request, or all members of the list, that a client calls `rid`; how many there were."""
-        return sum(self.manager.abort_request(member) for member in self._fan_outs.get(rid, [rid]))
+        return sum(self.manager.abort_request(member) for member in [*self._fan_outs.get(rid, ()), rid])
 
 
 class Outputs:
@@ -119,8 +119,7 @@ class Outputs:
     def __init__(self, params: Mapping[str, str]) -> None:
         self.readers: list[JournalReader] = []
         self._params = params
-        self._queue: asyncio.Queue[tuple[int, OutputDelta | Exception]] | None = None
-        self._pumps: list[asyncio.Task[None]] = []
+        self._merge: _Merge | None = None
 
     async def next(self) -> tuple[int, OutputDelta]:
         """The index of a prompt, and what its journal gained. Raises what a refusal, a fault or a timeout of the request stands for.
@@ -130,20 +129,12 @@ class Outputs:
         if len(self.readers) == 1:
             index, delta = 0, await self.readers[0].next_delta()
         else:
-            index, delta = await self._next_of_many()
+            if self._merge is None:
+                self._merge = _Merge(self.readers)
+            index, delta = await self._merge.next()
         if isinstance(delta.finished_reason, FinishAbort) and not aborted(delta.finished_reason):
             error = error_of(delta.finished_reason)
             raise rename_param(error, self._params) if isinstance(error, RequestError) else error
-        return index, delta
-
-    async def _next_of_many(self) -> tuple[int, OutputDelta]:
-        if self._queue is None:
-            # One place: a journal that nobody reads yet goes on merging what it gets.
-            self._queue = asyncio.Queue(1)
-            self._pumps = [asyncio.create_task(_pump(index, reader, self._queue)) for index, reader in enumerate(self.readers)]
-        index, delta = await self._queue.get()
-        if isinstance(delta, Exception):
-            raise delta
         return index, delta
 
     async def all(self) -> list[Full]:
@@ -164,21 +155,51 @@ class Outputs:
             reader.mark_first_byte()
 
     def close(self) -> None:
-        for pump in self._pumps:
-            pump.cancel()
+        if self._merge is not None:
+            self._merge.close()
         for reader in self.readers:
             reader.close()
 
 
-async def _pump(index: int, reader: JournalReader, queue: asyncio.Queue[tuple[int, OutputDelta | Exception]]) -> None:
-    try:
-        finished = False
-        while not finished:
+class _Merge:
+    """Deltas of several journals in the order in which they come.
+
+    A journal isn't read on before its last delta has been dealt with: until then it merges what it gets, and its reader's counts are those
+    of that delta.
+    """
+
+    def __init__(self, readers: list[JournalReader]) -> None:
+        self._queue: asyncio.Queue[tuple[int, OutputDelta | Exception]] = asyncio.Queue()
+        self._dealt_with = [asyncio.Event() for _ in readers]
+        self._last: int | None = None
+        self._pumps = [asyncio.create_task(self._pump(index, reader)) for index, reader in enumerate(readers)]
+
+    async def next(self) -> tuple[int, OutputDelta]:
+        if self._last is not None:
+            self._dealt_with[self._last].set()
+            self._last = None
+        index, delta = await self._queue.get()
+        if isinstance(delta, Exception):
+            raise delta
+        self._last = index
+        return index, delta
+
+    async def _pump(self, index: int, reader: JournalReader) -> None:
+        dealt_with = self._dealt_with[index]
+        try:
             delta = await reader.next_delta()
-            finished = delta.finished_reason is not None
-            await queue.put((index, delta))
-    except Exception as fault:
-        await queue.put((index, fault))
+            while delta.finished_reason is None:
+                self._queue.put_nowait((index, delta))
+                await dealt_with.wait()
+                dealt_with.clear()
+                delta = await reader.next_delta()
+            self._queue.put_nowait((index, delta))
+        except Exception as fault:
+            self._queue.put_nowait((index, fault))
+
+    def close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
 
 
 @dataclass(slots=True, frozen=True)

@@ -26,6 +26,8 @@ BODY_DEADLINE_S = 300.0
 """From the last header to the last byte of the body."""
 BODY_IDLE_S = 30.0
 """Between two parts of a body."""
+WRITE_STALL_S = 120.0
+"""That a client may take nothing of an answer that waits to be sent."""
 MAX_HEADER_BYTES = 64 * 1024
 DATE_INTERVAL_S = 1.0
 GRACE_S = 5
@@ -100,12 +102,13 @@ class _Uvicorn(uvicorn.Server):
 
 
 class DeadlineProtocol(HttpToolsProtocol):
-    """Closes connections that send nothing, or send slowly forever, or send headers without end."""
+    """Closes connections that send nothing, or send slowly for ever, or send headers without end, or never read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0
         """Bytes since the connection or the request before it; None while a body or nothing is being read."""
 
@@ -115,6 +118,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear()
+        self._clear_stall()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -151,6 +155,15 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._clear()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Who never reads would hold a request's place for ever.
+        self._stall = self.loop.call_later(WRITE_STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._clear_stall()
+        super().resume_writing()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg, "invalid_http")
 
@@ -163,6 +176,11 @@ class DeadlineProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._idle = None
+
+    def _clear_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _unanswered(self) -> bool:
         """Whether the request that is being read could still be answered, with no other's answer in the way."""

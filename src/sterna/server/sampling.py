@@ -56,6 +56,7 @@ class Lengths(NamedTuple):
     """None: the surface's default."""
     min_new_tokens: int
     seed: int | None
+    seed_name: str = "seed"
 
 
 class SamplingResolver:
@@ -89,7 +90,7 @@ class SamplingResolver:
             max_new_tokens=lengths.max_new_tokens,
             min_new_tokens=lengths.min_new_tokens,
             stop=merge_stops(fields.stop, prefix),
-            seed=to_seed(lengths.seed, prefix + ("sampling_seed" if prefix else "seed")),
+            seed=to_seed(lengths.seed, prefix + lengths.seed_name),
             **given,
         )
 

@@ -40,11 +40,17 @@ class SseStream:
 
     async def wait_for(self, take: Callable[[], Awaitable[T]]) -> T:
         """`await take()`, with a comment line after every silence. `take` must lose nothing when it is cancelled and called again."""
+        patience = self._patience
         while True:
+            patience.begin(self._limit)
             try:
-                return await self._patience.wait(take, self._limit)
-            except TimeoutError:
-                await self.send(COMMENT)
+                return await take()
+            except asyncio.CancelledError:
+                if not patience.ran_out():
+                    raise
+            finally:
+                patience.end()
+            await self.send(COMMENT)
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Bytes of any number of whole events; with `more` False the stream ends after them."""
@@ -73,40 +79,40 @@ class SseStream:
 
 
 class Patience:
-    """Interrupts one task's waits once they have lasted too long.
+    """Cancels what the current task waits for, between `begin` and `end`, once it has lasted too long.
 
     `asyncio.timeout` arms and disarms a timer at every wait. Here one timer stays armed and is moved on only when it fires, so that a wait
     that ends in time, as nearly all do, costs next to nothing.
     """
 
-    __slots__ = ("_deadline", "_expired", "_loop", "_task", "_timer")
+    __slots__ = ("_cancelling", "_deadline", "_expired", "_loop", "_task", "_timer", "_waiting")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[object] | None = None
-        """Who waits; None between waits."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._waiting = False
+        self._cancelling = 0
+        """Cancellations that others had asked for before the wait began."""
         self._deadline = 0.0
         self._expired = False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def wait(self, take: Callable[[], Awaitable[T]], limit: float) -> T:
-        """`await take()`. Raises TimeoutError after `limit` seconds; `take` was then cancelled."""
-        task = asyncio.current_task()
-        assert task is not None
+    def begin(self, limit: float) -> None:
+        """A wait of at most `limit` seconds begins."""
         self._deadline = deadline = self._loop.time() + limit
         if self._timer is None or self._timer.when() > deadline:
             self._arm(deadline)
-        self._task = task
-        cancelling = task.cancelling()
-        try:
-            return await take()
-        except asyncio.CancelledError:
-            if self._expired and task.uncancel() <= cancelling:
-                raise TimeoutError from None
-            raise
-        finally:
-            self._task = None
-            self._expired = False
+        self._cancelling = self._task.cancelling()
+        self._waiting = True
+
+    def ran_out(self) -> bool:
+        """Whether the CancelledError that ended the wait is the timer's, and nobody else's too."""
+        return self._expired and self._task.uncancel() <= self._cancelling
+
+    def end(self) -> None:
+        self._waiting = self._expired = False
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
@@ -115,7 +121,7 @@ class Patience:
 
     def _fire(self) -> None:
         self._timer = None
-        if self._task is None:
+        if not self._waiting:
             return
         if self._loop.time() < self._deadline:
             self._arm(self._deadline)

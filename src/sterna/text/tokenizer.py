@@ -28,6 +28,8 @@ class Tokenizer:
         vocab = inner.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         """Largest id + 1, added tokens included. A model's embedding may have more rows."""
+        self.longest_token: int = max(map(len, vocab), default=1)
+        """In characters as the vocabulary spells it: a token stands for no more text than that."""
         self._special = frozenset(token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special)
         self._tables: dict[bool, TokenTable] = {}
 

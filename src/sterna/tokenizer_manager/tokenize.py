@@ -8,6 +8,9 @@ from sterna.errors import ContextLengthExceeded, InvalidRequest
 from sterna.protocol.generate import GenerateReqInput, TokenizedGenerateReqInput
 from sterna.text.tokenizer import Tokenizer
 
+# Normalizers may shorten a text before it is cut into tokens; none that models use halves it.
+SLACK = 4
+
 
 def to_tokenized(
     obj: GenerateReqInput, tokenizer: Tokenizer, *, vocab_size: int, context_len: int, reply_to: str, epoch: int
@@ -23,6 +26,12 @@ def to_tokenized(
     if input_ids is None:
         assert obj.text is not None, "hop 2 sets text or input_ids"
         field = "prompt"
+        # A text that is certain not to fit isn't tokenized: that takes a second per megabyte of a thread that others wait for.
+        most = SLACK * context_len * tokenizer.longest_token
+        if len(obj.text) > most:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(obj.text)} characters; {context_len} tokens can't hold more than {most}", param=field
+            )
         input_ids = tokenizer.encode(obj.text, add_special_tokens=obj.add_special_tokens)
     if not input_ids:
         raise InvalidRequest("the prompt holds no token", param=field)

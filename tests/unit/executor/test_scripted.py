@@ -116,8 +116,3 @@ def test_a_row_is_bound_once_and_released_as_often_as_one_likes() -> None:
 def test_options_that_do_not_exist_are_refused_by_name(options: str) -> None:
     with pytest.raises(ConfigError, match=options.split("=")[0]):
         make(options)
-
-
-def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match="torch, scripted"):
-        create_executor(ServerArgs(executor="abacus"), Path())

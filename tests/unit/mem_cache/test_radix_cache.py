@@ -147,7 +147,7 @@ class RadixMachine(RuleBasedStateMachine):
         self.cache.unlock(holder.match.node)
         self.naive.lock(holder.namespace, holder.tokens, -1)
 
-    @rule(wanted=st.integers(0, NUM_PAGES * PAGE))
+    @rule(wanted=st.sampled_from([0, 1, PAGE, PAGE + 1, 3 * PAGE, NUM_PAGES * PAGE]))
     def evict(self, wanted: int) -> None:
         before, evictable = self.cached(), self.cache.evictable_size
         freed = self.cache.evict(wanted)
@@ -230,3 +230,21 @@ def test_the_version_changes_with_what_can_be_matched() -> None:
     versions.append(cache.version)
     assert len(set(versions)) == 3
     assert pools.available == 64
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    pools = SlotPools(64, PAGE, 1)
+    cache = RadixCache(pools)
+    keys = {name: np.array([ord(name)] * PAGE, dtype=np.int64) for name in "abc"}
+    for key in keys.values():
+        insert_new(cache, pools, key.tolist())
+    held = cache.match(NAMESPACES[0], keys["b"], PAGE)
+    cache.lock(held.node)
+    cache.match(NAMESPACES[0], keys["c"], PAGE)
+    cache.unlock(held.node)
+    cache.match(NAMESPACES[0], keys["a"], PAGE)
+    gone = []
+    while cache.evictable_size:
+        assert cache.evict(1) == PAGE
+        gone += [name for name, key in keys.items() if name not in gone and not cache.match_length(NAMESPACES[0], key, PAGE)]
+    assert gone == ["b", "c", "a"]

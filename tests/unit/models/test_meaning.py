@@ -6,6 +6,7 @@ The engines have their own tests; this one shows that families, rope and weights
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def test_a_gguf_means_what_independent_readers_take_it_for(case: dict[str, Any],
         assert_greedy(spec, store, prompt, output["ids"], output["gaps"])
 
 
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Models this small run slower on several."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("name", tiny_models.VARIANTS)
 def test_a_hugging_face_folder_means_what_transformers_takes_it_for(name: str, tmp_path: Path) -> None:
     import torch

@@ -186,6 +186,32 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     h.assert_at_baseline()
 
 
+def test_a_follower_goes_on_when_it_has_waited_long_enough_though_its_leader_is_not_done() -> None:
+    h = Harness()
+    prompt = prompt_of(0, 40)
+    h.send("leader", prompt, 40, resume=prompt[:20])  # two steps: its prompt, then what it had generated
+    h.send("follower", [*prompt, 7], 4)
+    h.turn()
+    assert h.scheduler.prefill.num_waiting == 1
+    h.turn()
+    assert h.output("follower") == prompt[:1]
+    h.run()
+    assert h.cached("follower") == 32
+    assert h.output("leader") == echo(prompt, 40)[20:]
+    h.assert_at_baseline()
+
+
+def test_replayed_outputs_never_come_from_a_prompts_kv_where_the_two_differ() -> None:
+    h = Harness(options="reuse_generated_kv=0")
+    prompt = prompt_of(0, 40)
+    h.send("as a prompt", prompt + prompt[:30], 1)
+    h.run()
+    h.send("as output", prompt, 40, resume=prompt[:30])
+    h.run()
+    assert h.output("as output") == prompt[30:40]
+    assert h.cached("as output") == 32
+
+
 @pytest.mark.parametrize(("chunk_size", "steps"), [(16, 4), (60, 2), (64, 1), (0, 1)])
 def test_waiting_for_a_prefix_takes_no_longer_than_computing_it_alone(chunk_size: int, steps: int) -> None:
     h = Harness()
@@ -203,6 +229,14 @@ def test_waiting_for_a_prefix_takes_no_longer_than_computing_it_alone(chunk_size
     assert followers.dismiss(leader) == []
 
 
+def test_without_a_chunk_size_no_prompt_is_split() -> None:
+    h = Harness(chunked_prefill_size=0, context_len=32_768)
+    for i in range(3):
+        h.send(f"r{i}", prompt_of(i, 12_000), 2)
+    h.run()
+    assert [h.outbox.rows[f"r{i}"][-1].times.chunks for i in range(3)] == [1, 1, 1]  # type: ignore[union-attr]
+
+
 def test_lpm_serves_the_longest_cached_prefix_first() -> None:
     order: dict[str, list[str]] = {}
     for policy in ("lpm", "fcfs"):
@@ -217,6 +251,28 @@ def test_lpm_serves_the_longest_cached_prefix_first() -> None:
         h.run()
         order[policy] = [rid for rid in h.outbox.rows if rid in ("cold", "warm")]
     assert order == {"lpm": ["warm", "cold"], "fcfs": ["cold", "warm"]}
+
+
+def test_lpm_matches_again_only_when_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue's head has a row but no memory, turn after turn."""
+    h = Harness(schedule_policy="lpm", max_total_tokens=256)
+    h.send("running", prompt_of(0, 64), 100)
+    h.run_until("running", ReqState.RUNNING)
+    for i in range(20):
+        h.send(f"r{i}", prompt_of(1 + i, 128), 60)
+    h.turn()
+    assert h.scheduler.prefill.num_waiting == 20
+    matched: list[int] = []
+    cache = h.scheduler.ledger.cache
+    match_length = cache.match_length
+    monkeypatch.setattr(cache, "match_length", lambda *args: (matched.append(1), match_length(*args))[1])
+    for _ in range(5):
+        h.turn()
+    assert h.scheduler.prefill.num_waiting == 20
+    assert not matched
+    h.send("new", prompt_of(50, 128), 60)
+    h.turn()
+    assert len(matched) == 21
 
 
 def test_flush_drops_what_nobody_holds() -> None:

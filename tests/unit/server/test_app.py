@@ -160,6 +160,13 @@ async def test_tokenize_and_detokenize_are_each_other_s_inverse() -> None:
     assert empty.json == {"text": ""}
 
 
+async def test_texts_to_tokenize_have_a_bound() -> None:
+    async with running() as engine:
+        for prompt in ("x" * (2**21 + 1), ["x" * 2**20] * 3, [""] * 1025):
+            call = await post(engine.app, "/tokenize", {"prompt": prompt})
+            assert (call.status, call.error["param"]) == (400, "prompt")
+
+
 async def test_abort_request_ends_exactly_what_it_names() -> None:
     async with running() as engine:
         engine.script = silence

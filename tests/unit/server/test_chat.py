@@ -136,6 +136,13 @@ async def test_the_template_gets_messages_as_sent_and_its_text_is_tokenized_with
     assert bytes(request.input_ids).startswith(b"[s]be brief[u]")
 
 
+@pytest.mark.parametrize("name", ["self", "messages", "add_generation_prompt", "_private", "no name"])
+async def test_template_kwargs_can_t_stand_in_for_what_rendering_passes(name: str) -> None:
+    async with running() as engine:
+        call = await post(engine.app, PATH, {"messages": HI, "chat_template_kwargs": {name: 1}})
+    assert (call.status, call.error["param"]) == (400, "chat_template_kwargs")
+
+
 async def test_a_continued_message_opens_no_turn() -> None:
     async with running() as engine:
         body = {"messages": [*HI, {"role": "assistant", "content": "Once"}], "continue_final_message": True}

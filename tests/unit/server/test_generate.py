@@ -95,6 +95,25 @@ async def test_a_streamed_list_says_which_prompt_an_event_is_of() -> None:
     assert {event["index"] for event in events[:-1]} == {0, 1}
 
 
+async def test_an_event_s_counts_are_those_of_its_own_tokens() -> None:
+    async with running() as engine:
+
+        async def play(engine: Engine, request: Any) -> None:
+            for index in range(20):
+                engine.put(request.rid, "ab", reason=FinishLength(40) if index == 19 else None)
+                await asyncio.sleep(0)
+
+        engine.script = play
+        body = {"text": ["a", "b", "c"], "stream": True, "incremental": True}
+        *events, _ = (await post(engine.app, PATH, body)).events
+    seen = [0, 0, 0]
+    for event in events:
+        seen[event["index"]] += len(event["output_ids"])
+        assert event["meta_info"]["completion_tokens"] == seen[event["index"]]
+    assert seen == [40, 40, 40]
+    assert len(events) > 3
+
+
 async def test_sampling_params_may_be_one_object_or_one_per_prompt() -> None:
     async with running() as engine:
         one = {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 3, "temperature": 0, "sampling_seed": 5}}

@@ -285,6 +285,37 @@ async def test_bodies_held_at_once_have_a_bound_and_give_their_room_back() -> No
         assert engine.app._budget.held == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        (COMPLETIONS, {"prompt": "x" * 100_000}, "prompt"),
+        ("/generate", {"text": "x" * 100_000}, "text"),
+    ],
+)
+async def test_a_text_that_is_certain_not_to_fit_is_refused_before_it_is_tokenized(path: str, body: dict[str, Any], param: str) -> None:
+    async with running() as engine:
+
+        def encode(text: str, **_: Any) -> list[int]:
+            raise AssertionError("tokenized")
+
+        engine.manager.tokenizer.encode = encode  # type: ignore[method-assign]
+        call = await post(engine.app, path, body)
+    assert (call.status, call.error["param"], call.error["code"]) == (400, param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("size", "status"), [(63, 200), (64, 400), (65, 400)])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/generate"])
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_a_prompt_fits_if_one_token_fits_behind_it(path: str, as_ids: bool, size: int, status: int) -> None:
+    async with running() as engine:
+        field = "prompt" if path == COMPLETIONS else "input_ids" if as_ids else "text"
+        call = await post(engine.app, path, {field: [1] * size if as_ids else "x" * size})
+    assert call.status == status
+    if status == 400:
+        assert (call.error["param"], call.error["code"]) == (field, "context_length_exceeded")
+
+
 async def test_the_content_type_is_not_asked_for() -> None:
     async with running() as engine:
         call = await post(engine.app, CHAT, {"messages": HI}, headers={"content-type": "text/plain"})

@@ -31,7 +31,7 @@ def to_generate(request: GenerateRequest, *, rids: list[str], received_time: flo
     result = []
     for index, (prompt, fields) in enumerate(zip(request.prompts, request.sampling_params, strict=True)):
         prefix = f"sampling_params[{index}]." if isinstance(request.body.sampling_params, list) else "sampling_params."
-        lengths = Lengths(fields.max_new_tokens, fields.min_new_tokens or 0, fields.sampling_seed)
+        lengths = Lengths(fields.max_new_tokens, fields.min_new_tokens or 0, fields.sampling_seed, "sampling_seed")
         result.append(
             GenerateReqInput(
                 rid=rids[index],

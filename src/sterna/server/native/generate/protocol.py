@@ -112,7 +112,7 @@ def _to_prompts(request: GenerateBody) -> tuple[list[str | list[int]], bool]:
     param = "input_ids" if request.text is None else "text"
     if not given:
         raise InvalidRequest(f"{param}: an empty list", param=param)
-    if len({type(entry) for entry in given}) > 1:
+    if len(set(map(type, given))) > 1:
         raise InvalidRequest(f"{param}: a list holds token ids, or lists of token ids", param=param)
     if isinstance(given[0], int):
         return [given], False

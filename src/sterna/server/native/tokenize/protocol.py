@@ -10,6 +10,8 @@ from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder
 
 MAX_TEXTS = 1024
+MAX_CHARS = 1 << 21
+"""Of all texts together: a second per megabyte is how long tokenizing takes, and prompts wait for the same threads."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -48,8 +50,11 @@ _detokenize = BodyDecoder(DetokenizeRequest, unbuilt={})
 def decode_tokenize(body: bytes, *, strict: bool = False) -> TokenizeRequest:
     """Raises InvalidRequest."""
     request, _ = _tokenize.decode(body, strict=strict)
-    if isinstance(request.prompt, list) and len(request.prompt) > MAX_TEXTS:
+    texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    if len(texts) > MAX_TEXTS:
         raise InvalidRequest(f"prompt: at most {MAX_TEXTS} texts", param="prompt")
+    if sum(map(len, texts)) > MAX_CHARS:
+        raise InvalidRequest(f"prompt: at most {MAX_CHARS} characters", param="prompt")
     return request
 
 

@@ -13,7 +13,7 @@ from sterna.server.sampling import SamplingResolver
 from sterna.text.chat_template import ChatTemplate
 
 # What rendering passes to the template itself.
-RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"})
+RESERVED_KWARGS = frozenset({"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"})
 
 
 def to_generate(
@@ -59,7 +59,7 @@ def _to_template(message: dict[str, Any]) -> dict[str, Any]:
 
 def _template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any]:
     for name in kwargs or {}:
-        if name in RESERVED_KWARGS or not name.isidentifier():
+        if name in RESERVED_KWARGS or name.startswith("_") or not name.isidentifier():
             param = "chat_template_kwargs"
             raise InvalidRequest(f"{param}: {name[:64]!r} can't be set here", param=param)
     return kwargs or {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,9 +39,12 @@ def tiny_spec(variant: str, context_len: int = CONTEXT) -> ModelSpec:
     return weights.family.spec_from_hf(tiny_models.VARIANTS[variant].config, shapes, context_len=context_len)
 
 
-def tiny_executor(variant: str = "llama", *, weights: TinyWeights | None = None, **changes: object) -> TorchExecutor:
+def tiny_executor(variant: str = "llama", *, weights: TinyWeights | None = None, untied: bool = False, **changes: object) -> TorchExecutor:
+    """`untied`: `weights` has a head of its own, whatever the variant says."""
     settings: dict[str, object] = {"dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 4096, "context_length": CONTEXT}
     spec = tiny_spec(variant)
+    if untied:
+        spec = msgspec.structs.replace(spec, tied_head=False)
     config = ModelConfig(
         name=variant,
         source="",

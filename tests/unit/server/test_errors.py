@@ -1,0 +1,61 @@
+"""The one mapping: every error of the tree has a status, a type and a code; and what crossed a process comes back as itself."""
+
+import json
+
+import pytest
+
+from sterna import errors
+from sterna.protocol.finish import FinishAbort
+from sterna.server.errors import error_of, rename_param, to_http
+
+
+def tree(root: type[errors.SternaError]) -> list[type[errors.SternaError]]:
+    return [root, *(found for child in root.__subclasses__() for found in tree(child))]
+
+
+SERVED = [*tree(errors.RequestError), *tree(errors.OverloadedError), *tree(errors.EngineError)]
+
+
+@pytest.mark.parametrize("kind", SERVED, ids=lambda kind: kind.__name__)
+def test_every_served_error_has_a_status_and_openai_s_shape(kind: type[errors.RequestError]) -> None:
+    http = to_http(kind("what happened"))
+    detail = json.loads(http.body)["error"]
+    assert http.status == kind.status
+    assert detail == {"message": "what happened", "type": kind.error_type, "param": None, "code": kind.code}
+    assert (b"retry-after" in dict(http.headers)) == issubclass(kind, errors.OverloadedError)
+
+
+@pytest.mark.parametrize("kind", SERVED, ids=lambda kind: kind.__name__)
+def test_an_error_that_crossed_a_process_comes_back_as_its_kind(kind: type[errors.RequestError]) -> None:
+    found = error_of(FinishAbort("what happened", kind.status, kind.code, "field"))
+    assert type(found) is kind
+    assert found.message == "what happened"
+    if isinstance(found, errors.RequestError):
+        assert found.param == "field"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.InvalidRequest),
+        (422, errors.InvalidRequest),
+        (503, errors.OverloadedError),
+        (500, errors.EngineFailure),
+        (599, errors.EngineFailure),
+    ],
+)
+def test_an_unknown_code_is_told_apart_by_its_status(status: int, kind: type[errors.SternaError]) -> None:
+    assert type(error_of(FinishAbort("m", status, "brand_new"))) is kind
+
+
+def test_a_foreign_exception_tells_nothing() -> None:
+    http = to_http(ValueError("inside"))
+    assert http.status == 500
+    assert b"inside" not in http.body
+
+
+def test_params_are_told_in_the_surface_s_words() -> None:
+    names = {"prompt": "messages"}
+    assert rename_param(errors.InvalidRequest("m", param="prompt"), names).param == "messages"
+    assert rename_param(errors.InvalidRequest("m", param="seed"), names).param == "seed"
+    assert rename_param(errors.InvalidRequest("m"), names).param is None
