@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 
 from e2e.reference import Reference
@@ -54,6 +55,8 @@ def known_answers() -> list[Known]:
 KNOWN = known_answers()
 CHATS = [known for known in KNOWN if known.messages is not None]
 TEXTS = [known for known in KNOWN if known.messages is None]
+SHORT_CHATS = sorted((known for known in CHATS if END_ID in known.ids[:-5]), key=lambda known: len(known.answer))
+"""Those that end, shortest answer first."""
 
 
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -82,6 +85,7 @@ class Client:
     def __init__(self, server: RunningServer) -> None:
         self.server = server
         self.sdk = server.openai()
+        self._http = httpx.Client(base_url=server.url, timeout=120)
 
     def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Reply:
         body = {"model": MODEL, "messages": messages, "temperature": 0, **_body(options)}
@@ -103,9 +107,13 @@ class Client:
 
     def generate(self, ids: list[int], **params: Any) -> Any:
         """/generate's answer: `text`, `output_ids`, `meta_info`."""
-        answer = self.server.post("/generate", {"input_ids": ids, "sampling_params": {"temperature": 0, **params}})
+        answer = self._http.post("/generate", json={"input_ids": ids, "sampling_params": {"temperature": 0, **params}})
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def close(self) -> None:
+        self.sdk.close()
+        self._http.close()
 
     @contextmanager
     def crowd(self, size: int) -> Iterator[None]:

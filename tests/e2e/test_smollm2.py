@@ -11,7 +11,6 @@ from e2e.engine import Answer, Ask, Engine
 from e2e.reference import Reference, assert_agrees
 from sterna.config.model_config import ModelConfig
 from sterna.files.hub import ALIASES
-from sterna.protocol.finish import FinishLength, FinishMatchedToken
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
 
@@ -65,9 +64,9 @@ def test_prompts_are_the_texts_tokenized_and_the_messages_rendered(smollm2: Path
     assert sum(case["messages"] is not None for case in CASES) == 20
 
 
-@pytest.mark.parametrize("index", [3, 15, 24, 40])
+@pytest.mark.parametrize("index", [3, 15, 40])
 def test_a_prompt_alone_says_what_it_says_among_fifty_cold_and_warm(engine: Engine, together: list[Answer], index: int) -> None:
-    case, tokens = CASES[index], 32
+    case, tokens = CASES[index], 20
     engine.flush()
     ask = Ask(case["prompt_ids"], tokens)
     for cached in (0, (len(ask.prompt) - 1) // PAGE * PAGE):
@@ -77,29 +76,13 @@ def test_a_prompt_alone_says_what_it_says_among_fifty_cold_and_warm(engine: Engi
         assert_agrees(answer.ids, Reference(together[index].ids[:tokens], case["gaps"][:tokens]))
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7])
+@pytest.mark.parametrize("chunk_size", [1, 7, 64, 0])
 def test_chunks_of_any_size_say_the_same(smollm2: Path, chunk_size: int) -> None:
-    index = max(range(len(CASES)), key=lambda i: len(CASES[i]["prompt_ids"]))
-    case = CASES[index]
+    case = max(CASES, key=lambda case: len(case["prompt_ids"]))
+    length, tokens = len(case["prompt_ids"]), 8
     under_test = Engine(smollm2, max_total_tokens=1024, chunked_prefill_size=chunk_size)
-    (answer,) = under_test.run(Ask(case["prompt_ids"], 16))
+    (answer,) = under_test.run(Ask(case["prompt_ids"], tokens))
     under_test.shutdown()
-    assert answer.chunks == -(-len(case["prompt_ids"]) // chunk_size) > 1
+    assert length > 64
+    assert answer.chunks == (-(-length // chunk_size) if chunk_size else 1)
     agree(answer, case)
-
-
-def test_answers_end_at_the_end_token(engine: Engine, smollm2: Path) -> None:
-    """The reference goes on past it; a request that doesn't ask to stops there."""
-    chats = [case for case in CASES if case["messages"] is not None]
-    ends = set(ModelConfig.load(smollm2).eos_token_ids)
-    ended = 0
-    for case, answer in zip(chats, engine.run(*(Ask(case["prompt_ids"], TOKENS, ignore_eos=False) for case in chats)), strict=True):
-        agree(answer, case)
-        end = next((i for i, token in enumerate(case["ids"]) if token in ends), None)
-        if end is None:
-            assert answer.reason == FinishLength(TOKENS)
-        else:
-            ended += 1
-            assert len(answer.ids) == end + 1
-            assert answer.reason == FinishMatchedToken(case["ids"][end], True)
-    assert ended >= 5
