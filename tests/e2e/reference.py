@@ -30,28 +30,30 @@ class Oracle:
         from transformers import AutoModelForCausalLM
 
         self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self._known: dict[tuple[int, ...], Reference] = {}
+        self._known: dict[tuple[float, ...], Reference] = {}
 
-    def greedy(self, prompt: Sequence[int], tokens: int) -> Reference:
+    def greedy(self, prompt: Sequence[int], tokens: int, *, repetition_penalty: float = 1.0) -> Reference:
         """`tokens` ids, going on past end tokens."""
-        known = self._known.get(tuple(prompt))
+        key = (repetition_penalty, *prompt)
+        known = self._known.get(key)
         if known is None or len(known.ids) < tokens:
-            known = self._known[tuple(prompt)] = self._generate(prompt, tokens)
+            known = self._known[key] = self._generate(prompt, tokens, repetition_penalty)
         return Reference(known.ids[:tokens], known.gaps[:tokens])
 
-    def _generate(self, prompt: Sequence[int], tokens: int) -> Reference:
+    def _generate(self, prompt: Sequence[int], tokens: int, repetition_penalty: float) -> Reference:
         with torch.inference_mode():
             made = self._model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
                 max_new_tokens=tokens,
                 do_sample=False,
+                repetition_penalty=repetition_penalty,
                 eos_token_id=None,
                 pad_token_id=0,
                 return_dict_in_generate=True,
-                output_logits=True,
+                output_scores=True,
             )
-        best = torch.cat(made.logits).topk(2).values
+        best = torch.cat(made.scores).topk(2).values
         return Reference(made.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
 
 

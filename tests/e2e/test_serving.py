@@ -102,6 +102,14 @@ def test_a_prompt_is_answered_alike_alone_in_a_crowd_cold_and_warm(client: Clien
     assert cached[1] == (len(known.prompt_ids) - 1) // PAGE * PAGE > 0
 
 
+def test_prompts_are_shared_only_under_one_salt(client: Client, fast: Any) -> None:
+    known = max(CHATS, key=lambda known: len(known.prompt_ids))
+    replies = [client.chat(known.messages, max_tokens=3, cache_salt=salt) for salt in ("a", "b", "a")]
+    assert [reply.text for reply in replies] == [shown(fast, known.ids[:3])] * 3
+    cached = [reply.usage.prompt_tokens_details.cached_tokens for reply in replies]
+    assert cached == [0, 0, (len(known.prompt_ids) - 1) // PAGE * PAGE]
+
+
 # ---- seeds ----
 
 

@@ -115,3 +115,27 @@ def test_a_chat_goes_through_the_folder_s_template(http: httpx.Client, fast: Any
     generated = post(http, "/generate", {"input_ids": rendered, "sampling_params": params})
     assert chat["usage"]["prompt_tokens"] == len(rendered)
     assert chat["choices"][0]["message"]["content"] == generated["text"]
+
+
+@pytest.mark.parametrize("excess", [-1, 0, 1])
+@pytest.mark.parametrize("route", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_prompt_and_output_may_fill_the_context_and_no_more(http: httpx.Client, route: str, excess: int) -> None:
+    context, tokens = 512, 3
+    word = tiny_models.tokenizer().encode(" the").ids
+    assert len(word) == 1
+    body: dict[str, Any]
+    if route == "/v1/chat/completions":
+        around = post(http, route, {"messages": [{"role": "user", "content": ""}], "max_tokens": 1})["usage"]["prompt_tokens"]
+        content = " the" * (context - tokens + excess - around)
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": tokens, "ignore_eos": True}
+    elif route == "/generate":
+        body = {"input_ids": word * (context - tokens + excess), "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True}}
+    else:
+        body = {"prompt": word * (context - tokens + excess), "max_tokens": tokens, "ignore_eos": True}
+    answer = http.post(route, json=body)
+    if excess > 0:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    else:
+        assert answer.status_code == 200, answer.text
+        usage = answer.json().get("usage") or answer.json()["meta_info"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (context - tokens + excess, tokens)
