@@ -74,9 +74,13 @@ class PlainModel:
         self.length = 0
         self.cache: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def start(self, rows: int) -> None:
+    def start(self, rows: int, context: int) -> None:
+        """Rows whose first `context` tokens lie in the cache (as zeros: only the time matters)."""
         shape = (rows, KV_HEADS, CONTEXT, WIDTH)
-        self.length, self.cache = 0, [(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)) for _ in range(LAYERS)]
+        self.length, self.cache = (
+            context,
+            [(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)) for _ in range(LAYERS)],
+        )
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """(B, n) ids -> (B, 1): the likeliest next ones."""
@@ -115,11 +119,14 @@ class Engine:
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self.step = 0
+        with torch.inference_mode():
+            for layer in executor.pool.layers:
+                layer.zero_()
 
-    def start(self, rows: int, params: SamplingParams) -> None:
+    def start(self, rows: int, context: int, params: SamplingParams) -> None:
         pages = np.random.default_rng(0).permutation(self.executor.info.num_slots // 16)[: rows * CONTEXT // 16]
         self.table = (pages[:, None] * 16 + np.arange(16)).reshape(rows, CONTEXT).astype(np.int32)
-        self.length, self.rows = 0, rows
+        self.length, self.rows = context, rows
         for row in range(rows):
             self.executor.release(row)
             self.executor.bind(row, params, np.arange(8, dtype=np.int32), np.zeros(0, dtype=np.int32))
@@ -152,8 +159,8 @@ def _seconds(step: Callable[[], object], steps: int) -> float:
 
 
 def _decode_plain(model: PlainModel, rows: int, context: int, steps: int) -> float:
-    model.start(rows)
-    ids = [model(torch.ones(rows, context, dtype=torch.int64))]
+    model.start(rows, context)
+    ids = [torch.ones(rows, 1, dtype=torch.int64)]
 
     def step() -> None:
         ids[0] = model(ids[0])
@@ -163,8 +170,8 @@ def _decode_plain(model: PlainModel, rows: int, context: int, steps: int) -> flo
 
 
 def _decode_engine(engine: Engine, rows: int, context: int, steps: int, params: SamplingParams) -> float:
-    engine.start(rows, params)
-    ids = [engine(np.ones(rows * context, dtype=np.int32))]
+    engine.start(rows, context, params)
+    ids = [np.ones(rows, dtype=np.int32)]
 
     def step() -> None:
         ids[0] = engine(ids[0])
@@ -220,8 +227,8 @@ def main() -> None:
         prompt = np.ones(512, dtype=np.int32)
         pairs = [
             (
-                _prefill(lambda: plain.start(1), lambda: plain(torch.ones(1, 512, dtype=torch.int64))),
-                _prefill(lambda: engine.start(1, SAMPLERS["greedy"]), lambda: engine(prompt)),
+                _prefill(lambda: plain.start(1, 0), lambda: plain(torch.ones(1, 512, dtype=torch.int64))),
+                _prefill(lambda: engine.start(1, 0, SAMPLERS["greedy"]), lambda: engine(prompt)),
             )
             for _ in range(options.rounds)
         ]

@@ -16,7 +16,9 @@ def test_every_field_has_its_docstring_and_there_are_few_enough() -> None:
     assert len(ENVIRONMENT) <= 10
 
 
-def test_flags_become_settings() -> None:
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ENVIRONMENT.values():
+        monkeypatch.delenv(variable, raising=False)
     args = parse_server_args(["some/model", "--port", "9", "--no-radix-cache", "--schedule-policy", "lpm", "--sse-keep-alive", "0.5"])
     assert (args.model, args.port, args.radix_cache, args.schedule_policy, args.sse_keep_alive) == ("some/model", 9, False, "lpm", 0.5)
     assert parse_server_args([]) == ServerArgs()

@@ -189,6 +189,14 @@ def test_draws_follow_the_softmax_of_what_is_left(params: SamplingParams) -> Non
     assert chi_square < degrees * (1 - 2 / (9 * degrees) + 3.09 * math.sqrt(2 / (9 * degrees))) ** 3
 
 
+def test_an_end_token_that_the_model_has_no_row_for_is_passed_over() -> None:
+    sampler = Sampler(VOCAB, (VOCAB + 4, 5), torch.device("cpu"))
+    sampler.bind(0, SamplingParams(temperature=0.0, min_new_tokens=1), NO_IDS, NO_IDS)
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, 5], logits[0, 8] = 2.0, 1.0
+    assert [sample(sampler, logits, [0])[0] for _ in range(2)] == [8, 5]
+
+
 def test_two_seeds_differ_and_one_repeats() -> None:
     first, again, other = (run_alone(SamplingParams(temperature=5.0, seed=seed), []) for seed in (1, 1, 2))
     assert first == again

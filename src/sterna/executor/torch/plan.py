@@ -56,13 +56,25 @@ class Bucket:
     real_tokens: torch.Tensor | None
     """The flat tokens of `real`; None where `tokens` is."""
     slots: torch.Tensor
-    """(B * S,) int64."""
+    """(B, S) int64."""
     query_positions: torch.Tensor
     """(B, n) int64."""
     key_positions: torch.Tensor
     """(B, S) int64; a padded key's is beyond every query's."""
     masks: dict[tuple[int | None, int], torch.Tensor | None]
-    """By (window, query heads per key head): what attention adds to its scores. Filled by `mask`."""
+    """By (window, query heads per key head). Filled by `mask`."""
+    heads: dict[int, torch.Tensor]
+    """By number of key heads. Filled by `kv_rows`."""
+
+    def kv_rows(self, kv_heads: int) -> torch.Tensor:
+        """(2 * B * kv_heads * S,) int64: where keys, then values, lie in a pool's layer seen as rows of one head each.
+
+        So that what is gathered lies head by head, as products over many keys want it, at the price of a plain gather.
+        """
+        if kv_heads not in self.heads:
+            head = torch.arange(2 * kv_heads, device=self.slots.device).view(2, 1, kv_heads, 1)
+            self.heads[kv_heads] = (self.slots[None, :, None, :] * (2 * kv_heads) + head).reshape(-1)
+        return self.heads[kv_heads]
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> torch.Tensor | None:
         """(B, 1, n * group, S): 0 where a query sees a key, -inf where not; None where every query sees every key.
@@ -155,7 +167,7 @@ def _bucket(batch: ForwardBatch, spans: list[_Span], req_to_token: Int32Array, t
     tokens = (first + query).reshape(-1)
     key = np.arange(shape[2])
     is_key = key < lengths
-    slots = req_to_token[rows, np.where(is_key, key, 0)].reshape(-1)
+    slots = req_to_token[rows, np.where(is_key, key, 0)]
     identity = len(tokens) == total and bool((tokens == np.arange(total)).all())
     real = None if (counts == shape[1]).all() else np.flatnonzero(np.arange(shape[1]) < counts)
     return Bucket(
@@ -167,6 +179,7 @@ def _bucket(batch: ForwardBatch, spans: list[_Span], req_to_token: Int32Array, t
         query_positions=_tensor(lengths - counts + query, device),
         key_positions=_tensor(np.where(is_key, key, np.iinfo(np.int32).max), device),
         masks={},
+        heads={},
     )
 
 

@@ -61,7 +61,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Int32Array) -> Sampled:
         """One token for each of `rows` (S,), which are bound, from `logits` (S, vocab) float32; overwrites `logits`.
 
-        The tokens count as output from here on.
+        The tokens count as output from here on. A row that isn't ok has none, and has lost its place: it can only be released.
         """
         state = self.state
         if not state.is_plain[rows].all():

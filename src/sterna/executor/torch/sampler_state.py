@@ -61,7 +61,8 @@ class SamplerState:
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.counts = PenaltyCounts(vocab_size, device)
-        self._eos = eos_token_ids
+        # Some files name end tokens that the model has no row for.
+        self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
         self._device = device
         self._rows: dict[int, BoundRow] = {}
         self.temperature: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
