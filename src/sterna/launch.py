@@ -45,6 +45,13 @@ log = logging.getLogger(__name__)
 
 EPOCH = 1
 CHILDREN = {"scheduler": "sterna.scheduler.process", "detokenizer": "sterna.detokenizer.process"}
+CHILD_DEFAULTS = {
+    # NumPy's BLAS does nothing in our processes but hold threads and their memory.
+    "OPENBLAS_NUM_THREADS": "1",
+    # PyTorch's threads spin between two operations, by default for longer than a time slice: whoever else wants a core (our own HTTP,
+    # too) then stalls every operation. Long enough to bridge a gap, no longer: docs/performance.md has the figures.
+    "GOMP_SPINCOUNT": "8000",
+}
 STOP_TIMEOUT_S = 3.0
 """For a child that was told to stop; then it is killed."""
 LAST_WORDS_S = 1.0
@@ -90,9 +97,9 @@ class Child:
 
 
 def _child_environment() -> dict[str, str]:
-    """Ours, without the key, which no child needs. NumPy's BLAS does nothing in our processes but hold threads and their memory."""
+    """Ours, without the key, which no child needs; what the user has set wins over our defaults."""
     inherited = {name: value for name, value in os.environ.items() if name != "STERNA_API_KEY"}
-    return {"OPENBLAS_NUM_THREADS": "1"} | inherited
+    return CHILD_DEFAULTS | inherited
 
 
 class Sockets:
