@@ -20,9 +20,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sterna.mem_cache.allocator import Int32Array as Int32Array
 from sterna.protocol.sampling import SamplingParams
 
-Int32Array = NDArray[np.int32]
 UInt8Array = NDArray[np.uint8]
 
 ROLE_PROMPT, ROLE_GENERATED = 0, 1

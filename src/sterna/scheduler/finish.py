@@ -6,9 +6,7 @@ from sterna.errors import EngineFailure, InvalidLogits
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedToken, FinishReason
 from sterna.scheduler.req import Req
 
-ABORTED = FinishAbort("aborted", 499, "aborted")
 INVALID_LOGITS = FinishAbort("the model gave no valid token", InvalidLogits.status, InvalidLogits.code)
-FAULT = FinishAbort("internal error", EngineFailure.status, EngineFailure.code)
 DOES_NOT_FIT = FinishAbort("the request does not fit in the KV memory, even alone", EngineFailure.status, EngineFailure.code)
 
 

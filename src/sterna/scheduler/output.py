@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sterna.protocol.finish import FinishAbort
 from sterna.protocol.generate import BatchTokenIDOutput, DecodeOpening, SchedulerTimes, TokenIDRow, TokenizedGenerateReqInput
 from sterna.scheduler.req import Req
-from sterna.scheduler.stops import OPENING_TAIL_TOKENS
+from sterna.text.incremental import PROMPT_TAIL_TOKENS
 
 
 def to_token_id_output(epoch: int, reqs: Iterable[Req], refusals: list[TokenIDRow]) -> BatchTokenIDOutput:
@@ -53,10 +53,11 @@ def _opening(req: Req) -> DecodeOpening:
         reply_to=req.reply_to,
         prompt_tokens=req.num_prompt,
         cached_tokens=req.cached_tokens,
+        chars_before=0 if req.text_stops is None else req.text_stops.chars_before,
     )
 
 
 def _tail(req: Req) -> list[int]:
     """What stands before the first output that leaves."""
-    tail: list[int] = req.prompt_ids[-OPENING_TAIL_TOKENS:].tolist()
-    return (tail + req.output_ids[: req.first_output])[-OPENING_TAIL_TOKENS:]
+    tail: list[int] = req.prompt_ids[-PROMPT_TAIL_TOKENS:].tolist()
+    return (tail + req.output_ids[: req.first_output])[-PROMPT_TAIL_TOKENS:]

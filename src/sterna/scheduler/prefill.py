@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sterna.mem_cache.allocator import Int64Array
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FAULT, FinishAbort
 from sterna.protocol.generate import CacheNamespace
 from sterna.scheduler.batch import PrefillChunk
 from sterna.scheduler.decode import RunningBatch
-from sterna.scheduler.finish import DOES_NOT_FIT, FAULT
+from sterna.scheduler.finish import DOES_NOT_FIT
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.policy import SchedulePolicy
 from sterna.scheduler.req import Req, ReqState

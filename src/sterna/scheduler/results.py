@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from sterna.executor.base import STATUS_OK, StepOutput
 from sterna.mem_cache.allocator import Int32Array
-from sterna.protocol.finish import FinishReason
+from sterna.protocol.finish import FAULT, FinishReason
 from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
 from sterna.scheduler.decode import RunningBatch
-from sterna.scheduler.finish import FAULT, INVALID_LOGITS, check_finished
+from sterna.scheduler.finish import INVALID_LOGITS, check_finished
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req
 

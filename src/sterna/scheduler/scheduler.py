@@ -13,12 +13,11 @@ from typing import Protocol, assert_never
 
 import numpy as np
 
-from sterna.errors import Draining, QueueFull
 from sterna.executor.base import Executor
 from sterna.ipc.channel import ChannelError
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, OutputCredit, ShutdownReq
-from sterna.protocol.finish import FinishAbort, FinishReason
+from sterna.protocol.finish import ABORTED, FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishAbort, FinishReason
 from sterna.protocol.generate import (
     AbortReq,
     BatchTokenIDOutput,
@@ -28,7 +27,7 @@ from sterna.protocol.generate import (
 )
 from sterna.scheduler.batch import ScheduleBatch, to_forward_batch
 from sterna.scheduler.decode import RunningBatch, choose_victim
-from sterna.scheduler.finish import ABORTED, DOES_NOT_FIT, FAULT
+from sterna.scheduler.finish import DOES_NOT_FIT
 from sterna.scheduler.intake import IntakeLimits, Refusal, to_req
 from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
 from sterna.scheduler.kv import KVLedger
@@ -166,7 +165,7 @@ class Scheduler:
             return
         try:
             if self.prefill.num_waiting >= self._max_queued_requests and len(self.reqs) >= self.prefill.max_rows:
-                raise Refusal(FinishAbort("The request queue is full.", QueueFull.status, QueueFull.code))
+                raise Refusal(QUEUE_FULL)
             req = to_req(obj, self._serial, received, self._limits, self._tokenizer)
         except Refusal as refusal:
             self._refusals.append(refusal_row(obj, refusal.reason, received))
@@ -303,7 +302,7 @@ class Scheduler:
 
     def shutdown(self) -> None:
         """Everyone alive gets a terminal row."""
-        self._end([(req, FinishAbort("the server is shutting down", Draining.status, Draining.code)) for req in self.reqs.values()])
+        self._end([(req, SHUTTING_DOWN) for req in self.reqs.values()])
         self.credits = max(self.credits, 1)
         self.publish()
         self.executor.shutdown()
