@@ -100,7 +100,7 @@ class StepOutput:
 
 class StepHandle(Protocol):
     def result(self) -> StepOutput:
-        """Wait for the step. Raises what the executor raised; the whole step has then produced nothing."""
+        """Wait for the step. Raises what the executor raised; the whole step has then produced nothing (`Executor.submit`)."""
         ...
 
 
@@ -145,7 +145,12 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, batch: ForwardBatch) -> StepHandle:
-        """Start a step. Its sampled tokens are appended to the sampler state of their rows."""
+        """Start a step. Its sampled tokens are appended to the sampler state of their rows.
+
+        Where this or `result` raises, the step has produced nothing: what its rows would have written to their slots is undefined, as is
+        their sampler's state; everything else is as before. The caller releases such a row, and may bind it again and repeat its tokens in
+        another step, over the same slots.
+        """
 
     @abc.abstractmethod
     def shutdown(self) -> None:
