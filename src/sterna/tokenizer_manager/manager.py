@@ -176,9 +176,9 @@ class TokenizerManager:
             state.tokenized = tokenized
             state.prompt_tokens = len(tokenized.input_ids)
             if not state.finished:  # aborted, or the engine died, while it was being tokenized
+                state.times.dispatched = time.monotonic()
                 self._scheduler.send(tokenized)
                 state.dispatched = state.awaits_terminal = True
-                state.times.dispatched = time.monotonic()
             return JournalReader(state, self._reader_closed)
         except RequestError as fault:
             state.finished_reason = FinishAbort(fault.message, fault.status, fault.code, fault.param)
