@@ -12,15 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sterna.errors import EngineFailure
 from sterna.protocol.control import DecodeRefused
-from sterna.protocol.finish import FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.protocol.finish import FAULT, QUEUE_FULL, FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.generate import BatchStrOutput, BatchTokenIDOutput, DecodeOpening, StrRow, TokenIDRow
 from sterna.text.incremental import DecodeStatus, push_batch
 from sterna.text.stop import StopMatcher
 from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+NO_ROOM = FinishAbort("too many requests are being decoded", QUEUE_FULL.status_code, QUEUE_FULL.code)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +56,7 @@ class Decoding:
         """The last text to leave: all that is held, cut where `reason` says."""
         pending = self.held + text
         if isinstance(reason, FinishMatchedStr):
-            end = reason.char_offset + (len(reason.matched) if self.opening.no_stop_trim else 0)
+            end = reason.char_offset - self.opening.chars_before + (len(reason.matched) if self.opening.no_stop_trim else 0)
             pending = pending[: max(end - self.sent, 0)]
         return pending
 
@@ -117,7 +118,7 @@ class DetokenizerManager:
             return None
         if row.start > decoding.next_token:
             log.error("%s: row at %d where %d was due", row.rid, row.start, decoding.next_token)
-            self._refuse(row.rid, decoding.opening, epoch, _fault(), refusals)
+            self._refuse(row.rid, decoding.opening, epoch, FAULT, refusals)
             return None
         return decoding
 
@@ -125,14 +126,13 @@ class DetokenizerManager:
         self._decodings.pop(row.rid, None)
         self._refused.pop(row.rid, None)
         if len(self._decodings) >= self.max_states:
-            reason = FinishAbort("too many requests are being decoded", 503, "queue_full")
-            self._refuse(row.rid, opening, epoch, reason, refusals)
+            self._refuse(row.rid, opening, epoch, NO_ROOM, refusals)
             return None
         try:
             decoding = Decoding(opening, self._new_status(opening), StopMatcher(opening.stop) if opening.stop else None, epoch, row.start)
         except Exception:
             log.exception("%s: can't begin to decode", row.rid)
-            self._refuse(row.rid, opening, epoch, _fault(), refusals)
+            self._refuse(row.rid, opening, epoch, FAULT, refusals)
             return None
         self._decodings[row.rid] = decoding
         return decoding
@@ -184,7 +184,7 @@ class DetokenizerManager:
         opening = decoding.opening
         reason = row.finished_reason
         if text is None:
-            self._refuse(row.rid, opening, decoding.epoch, _fault(), refusals)
+            self._refuse(row.rid, opening, decoding.epoch, FAULT, refusals)
             if reason is not None:
                 self._pass_refusal(row, decoding.epoch, outputs)
             return
@@ -212,7 +212,3 @@ def _push_alone(status: DecodeStatus, ids: list[int]) -> str | None:
     except Exception:
         log.exception("a row can't be decoded")
         return None
-
-
-def _fault() -> FinishAbort:
-    return FinishAbort("internal error", EngineFailure.status, EngineFailure.code)

@@ -181,3 +181,13 @@ def test_a_fault_after_decoding_refuses_its_rid_and_no_other() -> None:
     out = list(manager.to_str_output(batch(TokenIDRow("a", 1, [98]), TokenIDRow("b", 1, [98]))))
     assert ("server", DecodeRefused(rid="a", epoch=1)) in out
     assert [(row.rid, row.output_str) for _, m in out if isinstance(m, BatchStrOutput) for row in m.rows] == [("b", "b")]
+
+
+@pytest.mark.parametrize(("no_stop_trim", "text"), [(False, "cd"), (True, "cdEND")])
+def test_a_resumed_requests_stop_is_cut_though_its_offset_counts_text_that_left_before(no_stop_trim: bool, text: str) -> None:
+    first = opening(("END",), prompt_tail=list(b"prompt ab"), chars_before=2, no_stop_trim=no_stop_trim)
+    assert "".join(stream(b"cdENDxyz", [1, 4], FinishMatchedStr("END", 8, len("abcd")), first)) == text
+
+
+def test_a_stop_that_began_in_text_that_left_before_leaves_nothing_more() -> None:
+    assert stream(b"Dx", [], FinishMatchedStr("END", 4, 2), opening(("END",), chars_before=4)) == [""]
