@@ -12,6 +12,7 @@ from sterna.protocol.control import SchedulerStats
 from sterna.protocol.finish import FinishAbort
 from sterna.server.app import App
 from sterna.server.routes import ROUTES
+from sterna.tokenizer_manager import manager
 from unit.server.asgi import get, post, start
 from unit.server.engine import answer, running, silence
 
@@ -294,6 +295,23 @@ async def test_one_log_line_per_request_with_counts_and_times_and_no_text(caplog
     assert (second["outcome"], second["status"]) == ("refused", 400)
     assert "SECRET" not in caplog.text
     assert "hello" not in caplog.text
+
+
+@pytest.mark.parametrize("path_body", [(CHAT, {"messages": HI}), ("/v1/completions", {"prompt": ["a", "b"]})], ids=["one", "list"])
+async def test_the_log_line_of_a_fault_in_tokenizing_has_a_code(
+    path_body: tuple[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def to_tokenized(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("a detail")
+
+    monkeypatch.setattr(manager, "to_tokenized", to_tokenized)
+    caplog.set_level(logging.INFO, logger="sterna.request")
+    async with running() as engine:
+        call = await post(engine.app, *path_body)
+        assert (call.status, call.error["code"], engine.manager.num_live) == (500, "internal_error", 0)
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "sterna.request"]
+    assert {(line["outcome"], line["finish_reason"], line["code"]) for line in lines} == {("error", "abort", "internal_error")}
+    assert len(lines) == len(path_body[1].get("prompt", "."))
 
 
 async def test_the_description_covers_every_route_and_every_reference_resolves() -> None:

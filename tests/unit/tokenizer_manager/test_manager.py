@@ -1,7 +1,6 @@
 """Who owns a request when, and what every ending frees. The scheduler is the test itself."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -9,31 +8,10 @@ import pytest
 from sterna.errors import ContextLengthExceeded, DuplicateRid, EngineDead, InvalidRequest, OverloadedError, QueueFull
 from sterna.protocol.control import DecodeRefused, FlushCacheOutput, FlushCacheReq, OutputCredit, ProcessFailed
 from sterna.protocol.finish import FinishAbort, FinishLength
-from sterna.protocol.generate import AbortReq, BatchStrOutput, StrRow, TokenizedGenerateReqInput
-from unit.tokenizer_manager.fakes import ManagerWithFakes, request
+from sterna.protocol.generate import AbortReq, StrRow, TokenizedGenerateReqInput
+from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request, scenario, settled
 
 ABORTED = FinishAbort("aborted", 499, "aborted")
-
-
-def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: int) -> None:
-    async def run() -> None:
-        group = await ManagerWithFakes(**args).ready()
-        try:
-            await test(group)
-        finally:
-            group.close()
-
-    asyncio.run(run())
-
-
-def output(*rows: StrRow, epoch: int = 1) -> BatchStrOutput:
-    return BatchStrOutput(epoch=epoch, detokenized_time=0.0, rows=list(rows))
-
-
-async def settled(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def test_a_request_goes_out_tokenized_and_comes_back_through_its_reader() -> None:

@@ -18,7 +18,7 @@ async def abort_request(exchange: Exchange, context: AppContext) -> None:
         await exchange.respond_json(AbortResponse(context.manager.abort_all()))
         return
     assert request.rid is not None
-    count = context.generations.abort(request.rid)
+    count = context.manager.abort_request(request.rid)
     if not count:
         raise RequestNotFound(f"no request with rid {request.rid[:128]!r} is running", param="rid")
     await exchange.respond_json(AbortResponse(count))
