@@ -3,14 +3,16 @@
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sterna.protocol.control import SchedulerStats
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.server.app import App
+from sterna.server.health import SILENCE_S
 from sterna.server.routes import ROUTES
 from sterna.tokenizer_manager import manager
 from unit.server.asgi import get, post, start
@@ -140,6 +142,35 @@ async def test_health_is_liveness_and_ready_is_readiness() -> None:
         engine.manager.fail("gone")
         dead = await get(engine.app, "/health")
         assert (dead.status, dead.json) == (503, {"status": "dead"})
+
+
+async def test_health_is_progress_of_the_work_that_there_is() -> None:
+    long_ago = time.monotonic() - SILENCE_S - 1
+    async with running() as engine:
+        engine.script = silence
+
+        async def status() -> tuple[int, str]:
+            call = await get(engine.app, "/health")
+            return call.status, call.json["status"]
+
+        engine.manager.last_heard = long_ago
+        assert await status() == (200, "ok")  # idle, and so silent
+        call = start(engine.app, "POST", CHAT, {"messages": HI, "stream": True, "rid": "r"})
+        while not engine.received:
+            await asyncio.sleep(0)
+        assert await status() == (200, "ok")  # silent for long, but with work for a moment only
+        times = engine.manager._states["r"].times
+        times.dispatched = long_ago
+        assert await status() == (503, "stalled")
+        engine.put("r", "a")
+        await call.next_message()
+        assert await status() == (200, "ok")  # its work is old, but goes on
+        engine.manager.last_heard = long_ago
+        assert await status() == (503, "stalled")
+        engine.put("r", "b", reason=FinishLength(2))
+        await call.done()
+        engine.manager.last_heard = long_ago
+        assert await status() == (200, "ok")  # idle again
 
 
 TOKENIZING: list[tuple[str, str, Any]] = [("/tokenize", "prompt", "a"), ("/detokenize", "tokens", [97])]

@@ -313,3 +313,24 @@ def test_an_admitted_request_counts_as_work_before_it_is_registered() -> None:
         assert group.manager.idle_event.is_set()
 
     scenario(test)
+
+
+def test_silence_begins_with_the_oldest_debt_or_with_the_last_word_whichever_is_later() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        manager = group.manager
+        assert manager.silent_since() is None
+        readers = [await manager.generate_request(request(rid), manager.admit()) for rid in ("old", "new")]
+        dispatched = [reader.times.dispatched for reader in readers]
+        assert manager.last_heard <= dispatched[0] <= dispatched[1]  # type: ignore[operator]
+        assert manager.silent_since() == dispatched[0]
+        group.inbox.put(output(StrRow("new", 0, [97], "a")))
+        await readers[1].next_delta()
+        assert manager.silent_since() == manager.last_heard >= dispatched[1]  # type: ignore[operator]
+        for reader in readers:
+            reader.close()
+        assert manager.silent_since() is not None, "their terminal rows are owed"
+        group.inbox.put(output(StrRow("old", 0, [], "", ABORTED), StrRow("new", 1, [], "", ABORTED)))
+        await settled(lambda: manager.num_live == 0)
+        assert manager.silent_since() is None
+
+    scenario(test)
