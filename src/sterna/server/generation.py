@@ -15,6 +15,7 @@ from sterna.server.errors import error_of, rename_param, to_http
 from sterna.server.exchange import ClientGone, Exchange
 from sterna.server.request_log import Origin, RequestLog
 from sterna.server.sse import SseStream
+from sterna.server.threads import BoundedThreads
 from sterna.tokenizer_manager.fan_out import JournalMerge
 from sterna.tokenizer_manager.manager import TokenizerManager
 from sterna.tokenizer_manager.req_state import Admission, JournalReader, OutputDelta, aborted
@@ -58,8 +59,11 @@ class Generations:
         *,
         user: str | None,
         params: Mapping[str, str],
+        threads: BoundedThreads | None = None,
     ) -> AsyncIterator[Outputs]:
         """Take `count` places, convert (hop 2, off the event loop), dispatch (hop 3); every journal is closed at the end of the block.
+
+        `threads` are those that a slow `convert` has for itself; without them it runs where prompts are tokenized.
 
         Places come first: a refusal for load costs neither template nor tokenizer. `rid` is the client's name for all of it; `params` says
         what the surface calls the core's fields.
@@ -69,7 +73,7 @@ class Generations:
         places = Places(self.manager, count)
         try:
             async with exchange.until_gone():
-                objs = await self.manager.run_blocking(convert)
+                objs = await (self.manager.run_blocking if threads is None else threads.run)(convert)
                 with self.manager.named(rid, [obj.rid for obj in objs]):
                     outputs.readers += await self._start(exchange, objs, [places.take() for _ in objs], user)
                     yield outputs

@@ -1,6 +1,6 @@
 """`TokenizerManager`: where a request enters the runtime and where its output comes back. Owns `rid -> ReqState`.
 
-It lives on the server's event loop; everything here runs there, but template and tokenizer, which run in threads.
+It lives on the server's event loop; everything here runs there, but the tokenizer, which runs in threads.
 """
 
 from __future__ import annotations

@@ -139,5 +139,6 @@ async def running(*, ready: bool = True, **options: Any) -> AsyncIterator[Engine
     try:
         yield engine
     finally:
+        engine.app.shutdown()
         engine.manager.shutdown()
         engine.inbox.close()

@@ -103,12 +103,12 @@ async def test_a_client_that_goes_away_while_its_prompt_is_rendered_starts_nothi
     async with running() as engine:
         rendering, go_on = asyncio.Event(), asyncio.Event()
 
-        async def run_blocking(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        async def render(fn: Any, *args: Any, **kwargs: Any) -> Any:
             rendering.set()
             await go_on.wait()
             return fn(*args, **kwargs)
 
-        engine.manager.run_blocking = run_blocking  # type: ignore[method-assign]
+        engine.app.context.threads.rendering.run = render  # type: ignore[method-assign]
         call = start(engine.app, "POST", CHAT, {"messages": HI})
         await rendering.wait()
         call.disconnect()
