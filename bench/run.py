@@ -93,11 +93,13 @@ GROUPS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], help="default: all")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; default: all")
     parser.add_argument("--repeat", type=int, default=3, help="runs per case; the median is reported")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of sterna serve")
     args = parser.parse_args()
+    if unknown := set(args.groups) - set(GROUPS):
+        parser.error(f"there is no group {min(unknown)!r}; there are {', '.join(GROUPS)}")
     for group in args.groups or GROUPS:
         GROUPS[group](args)
 

@@ -27,14 +27,14 @@ from sterna.config.model_config import ModelConfig
 from sterna.config.process_start import ProcessStart
 from sterna.config.resolve import check, complete
 from sterna.config.server_args import ServerArgs
-from sterna.errors import ConfigError, Draining, StartupError
+from sterna.errors import ConfigError, StartupError
 from sterna.files.cache import cache_root
 from sterna.ipc.addresses import RunDirectory
 from sterna.ipc.channel import Receiver, Sender
 from sterna.models.resolve import resolve_model
 from sterna.protocol.channels import ToDetokenizer, ToScheduler, ToServer
 from sterna.protocol.control import ShutdownReq
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import SHUTTING_DOWN
 from sterna.server.app import create_app
 from sterna.server.http_server import HTTPServer
 from sterna.text.chat_template import ChatTemplate
@@ -193,7 +193,7 @@ class Group:
         if self.manager.num_live:
             log.info("draining %d requests for up to %g s", self.manager.num_live, self.args.drain_timeout)
         await _first_of(self.args.drain_timeout, self.manager.idle_event, self._second_signal)
-        self.manager.end_all(FinishAbort("the server is shutting down", Draining.status, Draining.code))
+        self.manager.end_all(SHUTTING_DOWN)
 
     async def _watch(self, child: Child) -> None:
         """Until `shutdown` tells children to stop; an end before that is a death, while draining too."""

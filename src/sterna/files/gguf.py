@@ -26,6 +26,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from sterna.errors import ModelError
+from sterna.files.mapped import MappedFile, bfloat16_to_float32, map_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -63,21 +64,18 @@ class GGUFTensor:
     nbytes: int
 
 
-class GGUFFile:
-    """One mapped file. The mapping lives as long as this object or any array from `raw`."""
+class GGUFFile(MappedFile[GGUFTensor]):
+    """One mapped file; its tensors stand in the file's order."""
 
     def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], data: mmap.mmap) -> None:
-        self.path = path
+        super().__init__(path, tensors, data)
         self.metadata = metadata
         """Key -> str, int, float, bool, or a list of these."""
-        self.tensors = tensors
-        """Name -> record, in the file's order."""
-        self._data = data
 
     @staticmethod
     def open(path: Path) -> GGUFFile:
         """Map the file and parse its header. Raises ModelError, naming the file, for whatever isn't a whole GGUF file of version 2 or 3."""
-        data = _map(path)
+        data = map_file(path)
         reader = _HeaderReader(path, data)
         num_tensors, num_pairs = _preamble(reader)
         metadata = _read_pairs(reader, num_pairs)
@@ -86,18 +84,6 @@ class GGUFFile:
             reader.fail(f"general.alignment is {alignment!r}, not a power of two")
         tensors = _read_tensors(reader, num_tensors, alignment)
         return GGUFFile(path, metadata, tensors, data)
-
-    def tensor(self, name: str) -> GGUFTensor:
-        """The record of a tensor. Raises ModelError where the file has none of that name."""
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise ModelError(f"{self.path}: there is no tensor {name!r}") from None
-
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes as stored, (nbytes,): a read-only view of the mapping."""
-        tensor = self.tensor(name)
-        return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor's values in its shape: a new, writable array.
@@ -124,21 +110,6 @@ class GGUFFile:
         except NotImplementedError:
             raise ModelError(f"{self.path}: tensor {tensor.name!r} is of type {tensor.type}, which can't be read as numbers") from None
         return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
-
-
-def bfloat16_to_float32(values: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """bfloat16 bit patterns of any shape -> the same numbers, exactly: bfloat16 is the upper half of a float32."""
-    return (values.astype(np.uint32) << 16).view(np.float32)
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise ModelError(f"{path}: the file is empty") from None
-    except OSError as fault:
-        raise ModelError(f"{path}: can't be opened: {fault.strerror}") from fault
 
 
 class _HeaderReader:

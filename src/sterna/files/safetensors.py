@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sterna.errors import ModelError
-from sterna.files.gguf import bfloat16_to_float32
 from sterna.files.layout import INDEX_FILE, weight_files
+from sterna.files.mapped import MappedFile, bfloat16_to_float32, map_file
 
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors package's own limit."""
@@ -50,32 +50,14 @@ class SafeTensor:
     nbytes: int
 
 
-class SafetensorsFile:
-    """One mapped file. The mapping lives as long as this object or any array from `raw`."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, SafeTensor], data: mmap.mmap) -> None:
-        self.path = path
-        self.tensors = tensors
-        """Name -> record, by offset."""
-        self._data = data
+class SafetensorsFile(MappedFile[SafeTensor]):
+    """One mapped file; its tensors stand by offset."""
 
     @staticmethod
     def open(path: Path) -> SafetensorsFile:
         """Map the file and parse its header. Raises ModelError, naming the file, for whatever isn't a whole safetensors file."""
-        data = _map(path)
+        data = map_file(path)
         return SafetensorsFile(path, _read_header(path, data), data)
-
-    def tensor(self, name: str) -> SafeTensor:
-        """The record of a tensor. Raises ModelError where the file has none of that name."""
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise ModelError(f"{self.path}: there is no tensor {name!r}") from None
-
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes as stored, (nbytes,): a read-only view of the mapping."""
-        tensor = self.tensor(name)
-        return np.frombuffer(self._data, np.uint8, tensor.nbytes, tensor.offset)
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor's values in its shape: a new, writable array. Raises ModelError for a type other than F64, F32, F16 and BF16."""
@@ -127,16 +109,6 @@ class SafetensorsFolder:
             return self._files[self.tensors[name].file]
         except KeyError:
             raise ModelError(f"{self.folder}: there is no tensor {name!r}") from None
-
-
-def _map(file: Path) -> mmap.mmap:
-    try:
-        with file.open("rb") as opened:
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise ModelError(f"{file}: the file is empty") from None
-    except OSError as fault:
-        raise ModelError(f"{file}: can't be opened: {fault.strerror}") from fault
 
 
 def _read_header(file: Path, data: mmap.mmap) -> dict[str, SafeTensor]:

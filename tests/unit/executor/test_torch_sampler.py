@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sterna.executor.random import sampling_noise
+from sterna.executor.philox import sampling_noise
 from sterna.executor.torch import sampler as sampler_module
 from sterna.executor.torch.sampler import Sampler
 from sterna.protocol.sampling import SamplingParams

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sterna.errors import ModelError
-from sterna.files.gguf import GGUFFile, bfloat16_to_float32
+from sterna.files.gguf import GGUFFile
+from sterna.files.mapped import bfloat16_to_float32
 
 RNG = np.random.default_rng(7)
 DEQUANTIZABLE = sorted(quants._type_traits, key=lambda kind: kind.value)

@@ -1,4 +1,4 @@
-"""The noise of `executor/random.py` on tensors: the same numbers, four candidates at a time.
+"""The noise of `executor/philox.py` on tensors: the same numbers, four candidates at a time.
 
 PyTorch has no unsigned 32-bit arithmetic, so words are int64 in [0, 2^32). A product of two wraps modulo 2^64 into the sign, which
 neither the masked upper half nor the lower one notices.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sterna.executor.random import PHILOX_KEY_STEPS, PHILOX_MULTIPLIERS, PHILOX_ROUNDS
+from sterna.executor.philox import PHILOX_KEY_STEPS, PHILOX_MULTIPLIERS, PHILOX_ROUNDS
 
 _LOW_32 = 0xFFFFFFFF
 

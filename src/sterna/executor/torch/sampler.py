@@ -1,7 +1,7 @@
 """Logits to token ids, for all rows of a step at once.
 
 Order: repetition penalty, presence and frequency penalties, logit bias, end tokens masked before `min_new_tokens`; then, where the
-temperature isn't 0, z = (logit - largest) / temperature, top_k, top_p, min_p, and the largest z + noise (`executor/random.py`) among what
+temperature isn't 0, z = (logit - largest) / temperature, top_k, top_p, min_p, and the largest z + noise (`executor/philox.py`) among what
 is left.
 
 - repetition (Keskar et al. 2019): the logit of a token in prompt or output is divided by the penalty where positive, multiplied where not.
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from sterna.executor.base import Int32Array
-from sterna.executor.random import NOISE_MAX, NOISE_MIN
+from sterna.executor.philox import NOISE_MAX, NOISE_MIN
 from sterna.executor.torch.gumbel import block_noise
 from sterna.executor.torch.sampler_state import SamplerState
 from sterna.protocol.sampling import SamplingParams

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sterna.models.family import Settings, Shapes
+from sterna.models.families import rope_settings
+from sterna.models.family import Family, Settings, Shapes
 from sterna.models.fields import Fields
 from sterna.models.spec import AttentionSpec, GatedMLPSpec, KVGroup, LayerSpec, ModelSpec, RopeSpec
 
@@ -117,6 +118,25 @@ class Dimensions:
     norm_eps: float
     activation: Activation
     tied_head: bool
+
+
+class DenseFamily(Family):
+    """What the family files of dense decoders don't repeat: names, context length, and rows that lie canonically."""
+
+    def context_len_from_hf(self, config: Settings) -> int:
+        return rope_settings.context_len_from_hf(hf_fields(config))
+
+    def context_len_from_gguf(self, metadata: Settings) -> int:
+        return rope_settings.context_len_from_gguf(gguf_fields(metadata))
+
+    def hf_name(self, canonical: str) -> str:
+        return _stored_name(canonical, _HF_NAMES, _HF_LAYER_NAMES, "model.layers")
+
+    def gguf_name(self, canonical: str) -> str:
+        return _stored_name(canonical, _GGUF_NAMES, _GGUF_LAYER_NAMES, "blk")
+
+    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
+        return None
 
 
 def hf_fields(config: Settings) -> Fields:
@@ -233,14 +253,6 @@ def read_window(fields: Fields, name: str, default: int | None, *, context_len: 
         return None
     window = fields.integer(name, default, high=_MAX_WINDOW)
     return window if window < context_len else None
-
-
-def dense_hf_name(canonical: str) -> str:
-    return _stored_name(canonical, _HF_NAMES, _HF_LAYER_NAMES, "model.layers")
-
-
-def dense_gguf_name(canonical: str) -> str:
-    return _stored_name(canonical, _GGUF_NAMES, _GGUF_LAYER_NAMES, "blk")
 
 
 def _stored_name(canonical: str, names: dict[str, str], layer_names: dict[str, str], layers: str) -> str:

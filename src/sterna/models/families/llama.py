@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from sterna.models.families import rope_settings
 from sterna.models.families.dense import (
-    dense_gguf_name,
-    dense_hf_name,
+    DenseFamily,
     dense_spec,
     gguf_dimensions,
     gguf_fields,
@@ -15,18 +14,12 @@ from sterna.models.families.dense import (
     hf_fields,
     read_window,
 )
-from sterna.models.family import Family, Settings, Shapes
+from sterna.models.family import Settings, Shapes
 from sterna.models.spec import ModelSpec
 
 
-class Llama(Family):
+class Llama(DenseFamily):
     name = "llama"
-
-    def context_len_from_hf(self, config: Settings) -> int:
-        return rope_settings.context_len_from_hf(hf_fields(config))
-
-    def context_len_from_gguf(self, metadata: Settings) -> int:
-        return rope_settings.context_len_from_gguf(gguf_fields(metadata))
 
     def spec_from_hf(self, config: Settings, tensor_shapes: Shapes, *, context_len: int) -> ModelSpec:
         fields = hf_fields(config)
@@ -57,12 +50,6 @@ class Llama(Family):
             o_bias="blk.0.attn_output.bias" in tensor_shapes,
             mlp_bias="blk.0.ffn_gate.bias" in tensor_shapes,
         )
-
-    def hf_name(self, canonical: str) -> str:
-        return dense_hf_name(canonical)
-
-    def gguf_name(self, canonical: str) -> str:
-        return dense_gguf_name(canonical)
 
     def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
         # llama.cpp pairs neighbouring rows (2i, 2i + 1) for this architecture, and its converter reorders q and k so.

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sterna.models.families import rope_settings
 from sterna.models.families.dense import (
-    dense_gguf_name,
-    dense_hf_name,
+    DenseFamily,
     dense_spec,
     gguf_dimensions,
     gguf_fields,
@@ -15,21 +14,15 @@ from sterna.models.families.dense import (
     hf_fields,
     read_window,
 )
-from sterna.models.family import Family, Settings, Shapes
+from sterna.models.family import Settings, Shapes
 from sterna.models.fields import Fields
 from sterna.models.spec import ModelSpec
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-class Qwen2(Family):
+class Qwen2(DenseFamily):
     name = "qwen2"
-
-    def context_len_from_hf(self, config: Settings) -> int:
-        return rope_settings.context_len_from_hf(hf_fields(config))
-
-    def context_len_from_gguf(self, metadata: Settings) -> int:
-        return rope_settings.context_len_from_gguf(gguf_fields(metadata))
 
     def spec_from_hf(self, config: Settings, tensor_shapes: Shapes, *, context_len: int) -> ModelSpec:
         fields = hf_fields(config)
@@ -47,15 +40,6 @@ class Qwen2(Family):
         refuse_gguf_window(fields, context_len)
         rope = rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, factors=rope_factors)
         return dense_spec(dims, rope, qkv_bias=True)
-
-    def hf_name(self, canonical: str) -> str:
-        return dense_hf_name(canonical)
-
-    def gguf_name(self, canonical: str) -> str:
-        return dense_gguf_name(canonical)
-
-    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
-        return None
 
 
 def layer_windows(fields: Fields, num_layers: int, context_len: int) -> Callable[[int], int | None]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sterna.executor.random import NOISE_MAX, NOISE_MIN, philox4x32, sampling_noise
+from sterna.executor.philox import NOISE_MAX, NOISE_MIN, philox4x32, sampling_noise
 from sterna.executor.torch.gumbel import block_noise
 
 VECTORS = [
