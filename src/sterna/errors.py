@@ -16,7 +16,7 @@ SternaError
 │  └─ PayloadTooLarge        413
 ├─ OverloadedError           429/503 with Retry-After: nothing wrong with the request
 │  ├─ QueueFull              503
-│  ├─ WaitingTimeout         503
+│  ├─ NotReady               503  the model is still being loaded
 │  └─ Draining               503
 └─ EngineError               500/503: generic body, full log
    ├─ EngineFailure          500  a fault while this request was handled
@@ -136,8 +136,8 @@ class QueueFull(OverloadedError):
     code = "queue_full"
 
 
-class WaitingTimeout(OverloadedError):
-    code = "waiting_timeout"
+class NotReady(OverloadedError):
+    code = "not_ready"
 
 
 class Draining(OverloadedError):

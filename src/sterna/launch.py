@@ -27,14 +27,14 @@ from sterna.config.model_config import ModelConfig
 from sterna.config.process_start import ProcessStart
 from sterna.config.resolve import check, complete
 from sterna.config.server_args import ServerArgs
-from sterna.errors import ConfigError, Draining, StartupError
+from sterna.errors import ConfigError, StartupError
 from sterna.files.cache import cache_root
 from sterna.ipc.addresses import RunDirectory
 from sterna.ipc.channel import Receiver, Sender
 from sterna.models.resolve import resolve_model
 from sterna.protocol.channels import ToDetokenizer, ToScheduler, ToServer
 from sterna.protocol.control import ShutdownReq
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import SHUTTING_DOWN
 from sterna.server.app import create_app
 from sterna.server.http_server import HTTPServer
 from sterna.text.chat_template import ChatTemplate
@@ -44,10 +44,18 @@ from sterna.tokenizer_manager.manager import TokenizerManager
 log = logging.getLogger(__name__)
 
 EPOCH = 1
+CHILDREN = {"scheduler": "sterna.scheduler.process", "detokenizer": "sterna.detokenizer.process"}
+CHILD_DEFAULTS = {
+    # NumPy's BLAS does nothing in our processes but hold threads and their memory.
+    "OPENBLAS_NUM_THREADS": "1",
+    # PyTorch's threads spin between two operations, by default for longer than a time slice: whoever else wants a core (our own HTTP,
+    # too) then stalls every operation. Long enough to bridge a gap, no longer: docs/performance.md has the figures.
+    "GOMP_SPINCOUNT": "8000",
+}
 STOP_TIMEOUT_S = 3.0
 """For a child that was told to stop; then it is killed."""
 LAST_WORDS_S = 1.0
-"""For clients to be told that the engine is dead, before the group ends."""
+"""For the last event of every stream to reach its socket, before the group ends."""
 
 
 class Child:
@@ -89,36 +97,57 @@ class Child:
 
 
 def _child_environment() -> dict[str, str]:
-    """NumPy's BLAS does nothing in our processes but hold threads and their memory."""
-    return {"OPENBLAS_NUM_THREADS": "1"} | dict(os.environ)
+    """Ours, without the key, which no child needs; what the user has set wins over our defaults."""
+    inherited = {name: value for name, value in os.environ.items() if name != "STERNA_API_KEY"}
+    return CHILD_DEFAULTS | inherited
+
+
+class Sockets:
+    """The server's ends of the pipelines, and where the children's are."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.addresses = {name: run.address(name, EPOCH) for name in ("server", *CHILDREN)}
+        self.inbox: Receiver[ToServer] = Receiver(self._context, self.addresses["server"], ToServer)
+        self.to_scheduler: Sender[ToScheduler] = Sender(self._context, self.addresses["scheduler"])
+        self.to_detokenizer: Sender[ToDetokenizer] = Sender(self._context, self.addresses["detokenizer"])
+
+    def close(self) -> None:
+        self.to_scheduler.close(linger_ms=0)
+        self.to_detokenizer.close(linger_ms=0)
+        self.inbox.close()
+        self._context.term()
 
 
 class Group:
     """The processes of one server, and its own HTTP."""
 
-    def __init__(self, args: ServerArgs, folder: Path, run: RunDirectory, listener: socket.socket) -> None:
+    def __init__(self, args: ServerArgs, folder: Path, sockets: Sockets, manager: TokenizerManager, http: HTTPServer) -> None:
         self.args = args
-        self._run = run
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        addresses = {name: run.address(name, EPOCH) for name in ("server", "scheduler", "detokenizer")}
-        self._inbox: Receiver[ToServer] = Receiver(self._context, addresses["server"], ToServer)
-        self._to_scheduler: Sender[ToScheduler] = Sender(self._context, addresses["scheduler"])
-        self._to_detokenizer: Sender[ToDetokenizer] = Sender(self._context, addresses["detokenizer"])
-        self._starts = {name: self._start_message(folder, addresses, name) for name in ("scheduler", "detokenizer")}
-        self._children = [Child("scheduler", "sterna.scheduler.process"), Child("detokenizer", "sterna.detokenizer.process")]
-        model = ModelConfig.load(folder)
-        self.manager = TokenizerManager(
-            args, model, Tokenizer.load(folder), ChatTemplate.load(folder, model), self._inbox, self._to_scheduler, EPOCH
-        )
-        self._http = HTTPServer(create_app(self.manager, args), args, listener)
+        self.manager = manager
+        self._folder = folder
+        self._sockets = sockets
+        self._http = http
+        self._children = [Child(name, module) for name, module in CHILDREN.items()]
         self._stopping = asyncio.Event()
         self._second_signal = asyncio.Event()
         self._watchers: list[asyncio.Task[None]] = []
 
-    def _start_message(self, folder: Path, addresses: dict[str, str], name: str) -> ProcessStart:
+    @staticmethod
+    def create(args: ServerArgs, folder: Path, run: RunDirectory, listener: socket.socket) -> Group:
+        """Everything that lives in this process; no child yet. Raises StartupError for a folder that can't be read."""
+        model = ModelConfig.load(folder)
+        tokenizer = Tokenizer.load(folder)
+        chat_template = ChatTemplate.load(folder, model)
+        sockets = Sockets(run)
+        manager = TokenizerManager(args, model, tokenizer, chat_template, sockets.inbox, sockets.to_scheduler, EPOCH)
+        return Group(args, folder, sockets, manager, HTTPServer(create_app(manager, args), args, listener))
+
+    def _start_message(self, name: str) -> ProcessStart:
+        addresses = self._sockets.addresses
         return ProcessStart(
             args=msgspec.structs.replace(self.args, api_key=None),
-            folder=str(folder),
+            folder=str(self._folder),
             inbox=addresses[name],
             detokenizer=addresses["detokenizer"],
             server=addresses["server"],
@@ -133,13 +162,9 @@ class Group:
         self.manager.startup()
         await self._http.startup()
         for child in self._children:
-            await child.spawn(self._starts[child.name])
+            await child.spawn(self._start_message(child.name))
         self._watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
-        ready = asyncio.create_task(self.manager.ready_event.wait())
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({ready, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        stopping.cancel()
+        await _first_of(None, self.manager.ready_event, self._stopping)
         if self.manager.failure is not None:
             raise StartupError(self.manager.failure)
 
@@ -151,19 +176,15 @@ class Group:
         """The exit code: 0 after a signal, 1 after a failure."""
         if self.manager.alive:
             await self._drain()
-        else:
-            await asyncio.sleep(LAST_WORDS_S)
+        await _first_of(LAST_WORDS_S, self.manager.idle_event)
         await self._http.shutdown()
         for watcher in self._watchers:
             watcher.cancel()
-        self._to_scheduler.send(ShutdownReq())
-        self._to_detokenizer.send(ShutdownReq())
+        self._sockets.to_scheduler.send(ShutdownReq())
+        self._sockets.to_detokenizer.send(ShutdownReq())
         await asyncio.gather(*(child.stop() for child in self._children))
         self.manager.shutdown()
-        self._to_scheduler.close(linger_ms=0)
-        self._to_detokenizer.close(linger_ms=0)
-        self._inbox.close()
-        self._context.term()
+        self._sockets.close()
         return 0 if self.manager.alive else 1
 
     async def _drain(self) -> None:
@@ -171,27 +192,32 @@ class Group:
         self.manager.draining = True
         if self.manager.num_live:
             log.info("draining %d requests for up to %g s", self.manager.num_live, self.args.drain_timeout)
-        idle = asyncio.create_task(self.manager.idle_event.wait())
-        hurry = asyncio.create_task(self._second_signal.wait())
-        await asyncio.wait({idle, hurry}, timeout=self.args.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
-        hurry.cancel()
-        if self.manager.num_live:
-            self.manager.end_all(FinishAbort("the server is shutting down", Draining.status, Draining.code))
-            await asyncio.sleep(0.1)  # the last event of every stream reaches its socket
+        await _first_of(self.args.drain_timeout, self.manager.idle_event, self._second_signal)
+        self.manager.end_all(SHUTTING_DOWN)
 
     async def _watch(self, child: Child) -> None:
         """Until `shutdown` tells children to stop; an end before that is a death, while draining too."""
         code = await child.wait()
-        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        log.error("the %s process died (%s)", child.name, cause)
-        self.manager.fail(f"the {child.name} process died ({cause})")
+        if not self.manager.ready_event.is_set():
+            await _first_of(LAST_WORDS_S, self.manager.failed_event)  # its own words are better, and may still be on their way
+        if self.manager.alive:
+            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            log.error("the %s process died (%s)", child.name, cause)
+            self.manager.fail(f"the {child.name} process died ({cause})")
         self._stopping.set()
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             self._second_signal.set()
         self._stopping.set()
+
+
+async def _first_of(timeout_s: float | None, *events: asyncio.Event) -> None:
+    """Wait until one of `events` is set, or the time is over."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
 
 
 async def serve(args: ServerArgs, announce: Callable[[ServerArgs, TokenizerManager, float], None]) -> int:
@@ -208,7 +234,7 @@ async def serve(args: ServerArgs, announce: Callable[[ServerArgs, TokenizerManag
     args = msgspec.structs.replace(args, port=listener.getsockname()[1])
     run = RunDirectory.create()
     try:
-        group = Group(args, folder, run, listener)
+        group = Group.create(args, folder, run, listener)
         try:
             await group.startup()
             if group.manager.ready:

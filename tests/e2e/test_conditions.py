@@ -286,7 +286,7 @@ def traffic(seed: int) -> list[Ask]:
     return [
         Ask(
             [*beginnings[index % 3], *random_ids(draw, draw.randint(1, 20), VOCAB_SIZE)],
-            int(draw.randint(30, 90)),
+            int(draw.randint(30, 60)),
             turn=int(draw.randint(0, 40)),
             params=STYLES[index % len(STYLES)],
         )

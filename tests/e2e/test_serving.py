@@ -56,7 +56,7 @@ def test_there_is_enough_that_is_known() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("known", SHORT_CHATS[:4], ids=lambda known: known.messages[-1]["content"][:20])
+@pytest.mark.parametrize("known", SHORT_CHATS[:2], ids=lambda known: known.messages[-1]["content"][:20])
 def test_a_chat_is_what_transformers_says(client: Client, fast: Any, known: Known, stream: bool) -> None:
     reply = client.chat(known.messages, max_tokens=64, stream=stream)
     assert (reply.text, reply.finish_reason) == (shown(fast, known.answer), "stop")
@@ -65,7 +65,7 @@ def test_a_chat_is_what_transformers_says(client: Client, fast: Any, known: Know
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("known", TEXTS[:4], ids=lambda known: known.text[:20])
+@pytest.mark.parametrize("known", TEXTS[:2], ids=lambda known: known.text[:20])
 def test_a_completion_is_what_transformers_says(client: Client, fast: Any, known: Known, stream: bool) -> None:
     reply = client.complete(known.text, max_tokens=20, stream=stream)
     ids = known.ids[:20]

@@ -94,7 +94,7 @@ def test_a_stop_in_any_text_cuts_it_where_it_begins(http: httpx.Client, stop: st
     vocab = tiny_models.tokenizer().get_vocab()
     bias = {str(token): 3.0 for piece, token in vocab.items() if piece.replace("Ġ", "a").isalpha() and piece.isascii()}
     found = 0
-    for seed in range(12):
+    for seed in range(6):
         body = {"prompt": PROMPT, "seed": seed, "temperature": 1.0, "max_tokens": 40, "ignore_eos": True, "logit_bias": bias}
         free = post(http, "/v1/completions", body)["choices"][0]
         stopped = post(http, "/v1/completions", {**body, "stop": stop})["choices"][0]
@@ -103,7 +103,7 @@ def test_a_stop_in_any_text_cuts_it_where_it_begins(http: httpx.Client, stop: st
             assert (stopped["text"], stopped["finish_reason"]) == (free["text"][: free["text"].index(stop)], "stop")
         else:
             assert (stopped["text"], stopped["finish_reason"]) == (free["text"], "length")
-    assert found >= 3
+    assert found >= 2
 
 
 def test_a_chat_goes_through_the_folder_s_template(http: httpx.Client, fast: Any) -> None:

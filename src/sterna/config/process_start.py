@@ -54,7 +54,8 @@ def enter_process(name: str, run: Callable[[ProcessStart], None]) -> None:
         run(start)
     except Exception as fault:
         expected = isinstance(fault, StartupError)
-        log.error("%s", fault, exc_info=not expected)
+        if not expected:  # an expected one is the user's to read, and the parent prints it
+            log.exception("%s", fault)
         _report(start.server, ProcessFailed(process=name, message=str(fault) if expected else f"{name} failed: {fault!r}"))
         sys.exit(1)
 

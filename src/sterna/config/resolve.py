@@ -47,4 +47,4 @@ def complete(args: ServerArgs, model: ModelConfig) -> ServerArgs:
     """Fill in what the model decides. Raises ConfigError where the named folder was resolved for another context length."""
     if args.context_length not in (None, model.context_len):
         raise ConfigError(f"--context-length {args.context_length}: {args.model} was resolved for {model.context_len} tokens")
-    return msgspec.structs.replace(args, context_length=model.context_len, served_model_name=args.served_model_name or model.name)
+    return msgspec.structs.replace(args, context_length=model.context_len)

@@ -63,7 +63,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """/generate streams deltas instead of cumulative text."""
     strict_fields: bool = False
     """Refuse body fields that no API defines (default: ignore, with one warning)."""
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
     """Request body limit; a larger one gets 413."""
     max_detokenizer_states: int = 65536
     """Requests whose text is being decoded at most; one more is refused at its start."""

@@ -12,15 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sterna.errors import EngineFailure
 from sterna.protocol.control import DecodeRefused
-from sterna.protocol.finish import FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.protocol.finish import FAULT, QUEUE_FULL, FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.generate import BatchStrOutput, BatchTokenIDOutput, DecodeOpening, StrRow, TokenIDRow
 from sterna.text.incremental import DecodeStatus, push_batch
 from sterna.text.stop import StopMatcher
 from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+NO_ROOM = FinishAbort("too many requests are being decoded", QUEUE_FULL.status_code, QUEUE_FULL.code)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +56,7 @@ class Decoding:
         """The last text to leave: all that is held, cut where `reason` says."""
         pending = self.held + text
         if isinstance(reason, FinishMatchedStr):
-            end = reason.char_offset + (len(reason.matched) if self.opening.no_stop_trim else 0)
+            end = reason.char_offset - self.opening.chars_before + (len(reason.matched) if self.opening.no_stop_trim else 0)
             pending = pending[: max(end - self.sent, 0)]
         return pending
 
@@ -65,6 +66,7 @@ class Refusal:
     """A rid that isn't decoded: its terminal row, when it comes, leaves with `reason`."""
 
     opening: DecodeOpening
+    epoch: int
     reason: FinishAbort
 
 
@@ -94,7 +96,7 @@ class DetokenizerManager:
             if decoding is not None:
                 rows.append((decoding, row))
             elif row.finished_reason is not None:
-                self._pass_refusal(row, outputs)
+                self._pass_refusal(row, batch.epoch, outputs)
         for (decoding, row), text in zip(rows, self._decode(rows), strict=True):
             try:
                 self._output(decoding, row, text, outputs, refusals)
@@ -116,7 +118,7 @@ class DetokenizerManager:
             return None
         if row.start > decoding.next_token:
             log.error("%s: row at %d where %d was due", row.rid, row.start, decoding.next_token)
-            self._refuse(row.rid, decoding.opening, _fault(), refusals)
+            self._refuse(row.rid, decoding.opening, epoch, FAULT, refusals)
             return None
         return decoding
 
@@ -124,14 +126,13 @@ class DetokenizerManager:
         self._decodings.pop(row.rid, None)
         self._refused.pop(row.rid, None)
         if len(self._decodings) >= self.max_states:
-            reason = FinishAbort("too many requests are being decoded", 503, "queue_full")
-            self._refuse(row.rid, opening, reason, refusals)
+            self._refuse(row.rid, opening, epoch, NO_ROOM, refusals)
             return None
         try:
             decoding = Decoding(opening, self._new_status(opening), StopMatcher(opening.stop) if opening.stop else None, epoch, row.start)
         except Exception:
             log.exception("%s: can't begin to decode", row.rid)
-            self._refuse(row.rid, opening, _fault(), refusals)
+            self._refuse(row.rid, opening, epoch, FAULT, refusals)
             return None
         self._decodings[row.rid] = decoding
         return decoding
@@ -144,14 +145,15 @@ class DetokenizerManager:
             spaces_between_special_tokens=opening.spaces_between_special_tokens,
         )
 
-    def _refuse(self, rid: str, opening: DecodeOpening, reason: FinishAbort, refusals: list[tuple[str, DecodeRefused]]) -> None:
+    def _refuse(self, rid: str, opening: DecodeOpening, epoch: int, reason: FinishAbort, refusals: list[tuple[str, DecodeRefused]]) -> None:
         self._decodings.pop(rid, None)
-        self._refused[rid] = Refusal(opening, reason)
-        refusals.append((opening.reply_to, DecodeRefused(rid=rid)))
+        self._refused[rid] = Refusal(opening, epoch, reason)
+        refusals.append((opening.reply_to, DecodeRefused(rid=rid, epoch=epoch)))
 
-    def _pass_refusal(self, row: TokenIDRow, outputs: dict[str, list[StrRow]]) -> None:
-        refusal = self._refused.pop(row.rid, None)
-        if refusal is not None:
+    def _pass_refusal(self, row: TokenIDRow, epoch: int, outputs: dict[str, list[StrRow]]) -> None:
+        refusal = self._refused.get(row.rid)
+        if refusal is not None and refusal.epoch == epoch:
+            del self._refused[row.rid]
             opening = refusal.opening
             # It claims no token: the journal holds only what was decoded.
             outputs[opening.reply_to].append(
@@ -182,9 +184,9 @@ class DetokenizerManager:
         opening = decoding.opening
         reason = row.finished_reason
         if text is None:
-            self._refuse(row.rid, opening, _fault(), refusals)
+            self._refuse(row.rid, opening, decoding.epoch, FAULT, refusals)
             if reason is not None:
-                self._pass_refusal(row, outputs)
+                self._pass_refusal(row, decoding.epoch, outputs)
             return
         decoding.next_token = row.start + len(row.output_ids)
         if reason is None:
@@ -210,7 +212,3 @@ def _push_alone(status: DecodeStatus, ids: list[int]) -> str | None:
     except Exception:
         log.exception("a row can't be decoded")
         return None
-
-
-def _fault() -> FinishAbort:
-    return FinishAbort("internal error", EngineFailure.status, EngineFailure.code)

@@ -29,9 +29,11 @@ class DetokenizerProcess:
         self._server = server
         self._inbox = inbox
         self._context = context
+        self._epoch = 0
         self._servers: dict[str, Sender[ToServer]] = {}
 
     def startup(self, epoch: int) -> None:
+        self._epoch = epoch
         self._sender(self._server).send(ProcessReady(process="detokenizer", epoch=epoch, info={"max_states": self._manager.max_states}))
 
     def main_loop(self) -> None:
@@ -47,6 +49,7 @@ class DetokenizerProcess:
                             return
             except ChannelError:
                 log.exception("a message was dropped")
+                self._return_credit(self._epoch)
 
     def _handle(self, batch: BatchTokenIDOutput) -> None:
         """Every batch is answered with at least one, perhaps empty, `BatchStrOutput`: it returns the scheduler's credit."""
@@ -55,7 +58,10 @@ class DetokenizerProcess:
             self._sender(address).send(output)
             answered |= isinstance(output, BatchStrOutput)
         if not answered:
-            self._sender(self._server).send(BatchStrOutput(epoch=batch.epoch, detokenized_time=time.monotonic(), rows=[]))
+            self._return_credit(batch.epoch)
+
+    def _return_credit(self, epoch: int) -> None:
+        self._sender(self._server).send(BatchStrOutput(epoch=epoch, detokenized_time=time.monotonic(), rows=[]))
 
     def _sender(self, address: str) -> Sender[ToServer]:
         sender = self._servers.get(address)

@@ -20,9 +20,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sterna.mem_cache.allocator import Int32Array as Int32Array
 from sterna.protocol.sampling import SamplingParams
 
-Int32Array = NDArray[np.int32]
 UInt8Array = NDArray[np.uint8]
 
 ROLE_PROMPT, ROLE_GENERATED = 0, 1
@@ -100,7 +100,7 @@ class StepOutput:
 
 class StepHandle(Protocol):
     def result(self) -> StepOutput:
-        """Wait for the step. Raises what the executor raised; the whole step has then produced nothing."""
+        """Wait for the step. Raises what the executor raised; the whole step has then produced nothing (`Executor.submit`)."""
         ...
 
 
@@ -145,7 +145,12 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, batch: ForwardBatch) -> StepHandle:
-        """Start a step. Its sampled tokens are appended to the sampler state of their rows."""
+        """Start a step. Its sampled tokens are appended to the sampler state of their rows.
+
+        Where this or `result` raises, the step has produced nothing: what its rows would have written to their slots is undefined, as is
+        their sampler's state; everything else is as before. The caller releases such a row, and may bind it again and repeat its tokens in
+        another step, over the same slots.
+        """
 
     @abc.abstractmethod
     def shutdown(self) -> None:

@@ -72,3 +72,5 @@ class DecodeRefused(msgspec.Struct, frozen=True, kw_only=True, tag="decode_refus
     """
 
     rid: str
+    epoch: int
+    """Of the scheduler whose output was refused."""

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from sterna.errors import Draining, EngineFailure, QueueFull
+
 
 class FinishMatchedToken(msgspec.Struct, frozen=True, tag="token", array_like=True):
     """The last output token is an end token (the model's, or one of `stop_token_ids`)."""
@@ -42,6 +44,12 @@ class FinishAbort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     """A stable identifier, one of the `code`s of `sterna.errors`, or `aborted`."""
     param: str | None = None
 
+
+ABORTED = FinishAbort("aborted", 499, "aborted")
+FAULT = FinishAbort("internal error", EngineFailure.status, EngineFailure.code)
+"""Something of ours broke while this request was handled."""
+SHUTTING_DOWN = FinishAbort("the server is shutting down", Draining.status, Draining.code)
+QUEUE_FULL = FinishAbort("The request queue is full.", QueueFull.status, QueueFull.code)
 
 FinishReason = FinishMatchedToken | FinishMatchedStr | FinishLength | FinishAbort
 

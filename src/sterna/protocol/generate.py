@@ -111,6 +111,9 @@ class DecodeOpening(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV came from the prefix cache."""
+    chars_before: int = 0
+    """Characters of output text before the row's first token: of `resume_output_ids`. `FinishMatchedStr.char_offset` counts them too.
+    Only set where there are text stops."""
 
 
 class TokenIDRow(msgspec.Struct, frozen=True, array_like=True):

@@ -37,26 +37,41 @@ class PrefillChunk:
 
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
-    """What one step runs: the first `num_decodes` rows of the running batch, then `chunks`."""
+    """What one step runs: rows `decodes.start .. decodes.stop - 1` of the running batch, then `chunks`."""
 
-    num_decodes: int
+    decodes: slice
     chunks: list[PrefillChunk]
+
+    @property
+    def num_decodes(self) -> int:
+        return int(self.decodes.stop - self.decodes.start)
 
     @property
     def num_rows(self) -> int:
         return self.num_decodes + len(self.chunks)
 
+    def single_rows(self) -> list[ScheduleBatch]:
+        """Each row as a batch of its own."""
+        decodes = [ScheduleBatch(slice(i, i + 1), []) for i in range(self.decodes.start, self.decodes.stop)]
+        nobody = slice(0, 0)
+        return [*decodes, *(ScheduleBatch(nobody, [chunk]) for chunk in self.chunks)]
+
+    def only_req(self, running: RunningBatch) -> Req:
+        """Of a batch of one row: whose it is."""
+        return self.chunks[0].req if self.chunks else running.reqs[self.decodes.start]
+
 
 def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int) -> ForwardBatch:
     """Slots for all of it are allocated already. Every array is the step's own, but the tables."""
     n = batch.num_decodes
-    rows = running.req_pool_idx[:n].copy()
-    prefix = running.kv_lens[:n].copy()
+    rows = running.req_pool_idx[batch.decodes].copy()
+    prefix = running.kv_lens[batch.decodes].copy()
+    last_token = running.last_token[batch.decodes]
     if not batch.chunks:
         ones = np.ones(n, dtype=np.uint8)
         return ForwardBatch(
             step=step,
-            input_ids=running.last_token[:n].copy(),
+            input_ids=last_token.copy(),
             input_from=None,
             row_splits=np.arange(n + 1, dtype=np.int32),
             prefix_lens=prefix,
@@ -74,7 +89,7 @@ def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedg
     np.cumsum(lengths, out=splits[1:])
     return ForwardBatch(
         step=step,
-        input_ids=np.concatenate([running.last_token[:n], *(chunk.req.fill_ids[chunk.start : chunk.end] for chunk in chunks)]),
+        input_ids=np.concatenate([last_token, *(chunk.req.fill_ids[chunk.start : chunk.end] for chunk in chunks)]),
         input_from=None,
         row_splits=splits,
         prefix_lens=prefix,

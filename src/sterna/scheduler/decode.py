@@ -5,6 +5,7 @@ Row i of every array belongs to `reqs[i]`. Per step nothing is rebuilt; rows mov
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import numpy as np
@@ -13,6 +14,8 @@ from sterna.mem_cache.allocator import OutOfSlots
 from sterna.scheduler.finish import needs_every_token
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req, ReqState
+
+log = logging.getLogger(__name__)
 
 
 class RunningBatch:
@@ -34,14 +37,15 @@ class RunningBatch:
     def add(self, req: Req) -> None:
         """`req`'s prefill is done and its next token sampled."""
         i = len(self.reqs)
-        self.reqs.append(req)
-        req.state = ReqState.RUNNING
         self.req_pool_idx[i] = req.req_pool_idx
         self.kv_lens[i] = req.kv_len
         self.allocated_lens[i] = req.allocated_len
         self.last_token[i] = req.output_ids[-1]
         self.tokens_left[i] = req.tokens_left
         self.watched[i] = needs_every_token(req)
+        # Last, so that a fault above leaves the batch as it was.
+        self.reqs.append(req)
+        req.state = ReqState.RUNNING
 
     def remove(self, gone: Collection[Req]) -> None:
         """Close the gaps. The requests get their `kv_len` back."""
@@ -72,6 +76,23 @@ class RunningBatch:
                 return False
             self.allocated_lens[rows] += ledger.page_size
         return True
+
+    def grow_one_by_one(self, ledger: KVLedger) -> list[Req]:
+        """After a fault in `grow`: as far as memory goes, a slot for everyone but those, returned, whose growing fails alone too."""
+        failed: list[Req] = []
+        for row in self.need_page():
+            self.allocated_lens[row] = self.reqs[row].allocated_len  # the fault may have come after the pages
+        for row in self.need_page():
+            req = self.reqs[row]
+            try:
+                ledger.grow_by_page([req])
+                self.allocated_lens[row] += ledger.page_size
+            except OutOfSlots:
+                break
+            except Exception:
+                log.exception("%s: no slot could be given to it", req.rid)
+                failed.append(req)
+        return failed
 
 
 def choose_victim(candidates: list[Req]) -> Req:

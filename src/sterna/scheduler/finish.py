@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sterna.errors import EngineFailure, InvalidLogits
-from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedToken, FinishReason
+from sterna.protocol.finish import FAULT, FinishAbort, FinishLength, FinishMatchedToken, FinishReason
 from sterna.scheduler.req import Req
 
-ABORTED = FinishAbort("aborted", 499, "aborted")
 INVALID_LOGITS = FinishAbort("the model gave no valid token", InvalidLogits.status, InvalidLogits.code)
-FAULT = FinishAbort("internal error", EngineFailure.status, EngineFailure.code)
+SUSPECT = (INVALID_LOGITS, FAULT)
+"""Endings after which nobody knows what the request's slots hold: its KV serves nobody."""
 DOES_NOT_FIT = FinishAbort("the request does not fit in the KV memory, even alone", EngineFailure.status, EngineFailure.code)
 
 

@@ -13,7 +13,7 @@ from sterna.protocol.generate import TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
 from sterna.scheduler.finish import DOES_NOT_FIT
 from sterna.scheduler.req import Req
-from sterna.scheduler.stops import OPENING_TAIL_TOKENS, TextStops, special_token_id
+from sterna.scheduler.stops import TextStops, special_token_id
 from sterna.text.tokenizer import Tokenizer
 
 UNSTREAMED_OUTPUT_INTERVAL = 64
@@ -89,7 +89,4 @@ def _text_stops(obj: TokenizedGenerateReqInput, tokenizer: Callable[[], Tokenize
     params = obj.sampling_params
     if not params.stop:
         return None
-    stops = TextStops(tokenizer(), obj.input_ids[-OPENING_TAIL_TOKENS:], params)
-    for index, token in enumerate(obj.resume_output_ids):
-        stops.push(token, index, held_off=True)
-    return stops
+    return TextStops(tokenizer(), obj.input_ids, obj.resume_output_ids, params)

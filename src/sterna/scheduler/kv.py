@@ -64,12 +64,11 @@ class KVLedger:
         if demand > self.obtainable or not self.tables.available:
             self.cache.unlock(match.node)
             return False
-        row = self.tables.alloc_row()
-        req.req_pool_idx = row
+        req.req_pool_idx = self.tables.alloc_row()
         req.node = match.node
         req.tree_len = req.allocated_len = req.kv_len = match.length
         req.fill_ids = req.all_ids()
-        self.tables.write(row, 0, match.slots)
+        self.tables.write(req.req_pool_idx, 0, match.slots)
         return True
 
     def grow(self, req: Req, length: int) -> None:
@@ -77,9 +76,11 @@ class KVLedger:
         missing = self.whole_pages(length) - req.allocated_len
         if missing > 0:
             self._make_room(missing)
-            self.tables.write(req.req_pool_idx, req.allocated_len, self.pools.alloc(missing // self.page_size))
+            slots = self.pools.alloc(missing // self.page_size)
+            start = req.allocated_len
             req.allocated_len += missing
             self.owned += missing
+            self.tables.write(req.req_pool_idx, start, slots)
 
     def grow_by_page(self, reqs: list[Req]) -> None:
         """One page more for each of `reqs`. Raises OutOfSlots; then nothing has changed."""
@@ -109,13 +110,15 @@ class KVLedger:
         gained = match.length - req.tree_len
         if gained <= 0:
             return
-        self.tables.write(row, req.tree_len, tuple(own[req.tree_len :] for own in match.slots))
-        self.cache.lock(match.node)
-        assert req.node is not None
-        self.cache.unlock(req.node)
-        req.node = match.node
+        start = req.tree_len
+        # From here on they are the cache's, whatever fails below: `close` must not free them.
         req.tree_len = match.length
         self.owned -= gained
+        self.tables.write(row, start, tuple(own[start:] for own in match.slots))
+        self.cache.lock(match.node)
+        held, req.node = req.node, match.node
+        assert held is not None
+        self.cache.unlock(held)
 
     def close(self, req: Req) -> None:
         """Take everything back from `req`, its row included. What of it should outlive it has been handed to the cache before."""

@@ -2,61 +2,84 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
-from sterna.protocol.finish import FinishAbort
+import msgspec
+
+from sterna.protocol.finish import FAULT, FinishAbort
 from sterna.protocol.generate import BatchTokenIDOutput, DecodeOpening, SchedulerTimes, TokenIDRow, TokenizedGenerateReqInput
+from sterna.protocol.sampling import SamplingParams
 from sterna.scheduler.req import Req
-from sterna.scheduler.stops import OPENING_TAIL_TOKENS
+from sterna.text.incremental import PROMPT_TAIL_TOKENS
+
+log = logging.getLogger(__name__)
 
 
-def to_token_id_output(epoch: int, reqs: Iterable[Req], refusals: list[TokenIDRow]) -> BatchTokenIDOutput:
-    """One row per request with all that it hasn't sent, then `refusals`. Marks it as sent."""
+def to_token_id_output(epoch: int, reqs: Iterable[Req], refusals: list[TokenIDRow]) -> tuple[BatchTokenIDOutput, list[Req]]:
+    """One row per request with all that it hasn't sent, then `refusals`. Changes nothing: `mark_sent` does, once it has left.
+
+    Also those whose row could not be made. A terminal row with status 500 stands in its place: they have ended.
+    """
     rows: list[TokenIDRow] = []
+    failed: list[Req] = []
     for req in reqs:
-        start = req.num_sent
-        ids = req.output_ids[start:]
-        req.num_sent = start + len(ids)
-        if req.opened and req.finished_reason is None:
-            rows.append(TokenIDRow(req.rid, start, ids))
-        else:
-            times = req.times() if req.finished_reason is not None else None
-            rows.append(TokenIDRow(req.rid, start, ids, req.finished_reason, None if req.opened else _opening(req), times))
-            req.opened = True
-    return BatchTokenIDOutput(epoch=epoch, rows=rows + refusals)
+        try:
+            rows.append(_row(req))
+        except Exception:
+            log.exception("%s: its output could not be made", req.rid)
+            failed.append(req)
+            opening = None if req.opened else _bare_opening(req.sampling_params, req.reply_to, req.num_prompt)
+            rows.append(TokenIDRow(req.rid, req.num_sent, [], FAULT, opening, req.times()))
+    return BatchTokenIDOutput(epoch=epoch, rows=rows + refusals), failed
+
+
+def mark_sent(reqs: Iterable[Req]) -> None:
+    """All that `reqs` had to send has left."""
+    for req in reqs:
+        req.num_sent = len(req.output_ids)
+        req.opened = True
 
 
 def refusal_row(obj: TokenizedGenerateReqInput, reason: FinishAbort, received: float) -> TokenIDRow:
     """The only row of a request that never became a `Req`."""
-    params = obj.sampling_params
-    opening = DecodeOpening(
+    opening = _bare_opening(obj.sampling_params, obj.reply_to, len(obj.input_ids))
+    return TokenIDRow(obj.rid, len(obj.resume_output_ids), [], reason, opening, SchedulerTimes(received, None, None, None))
+
+
+def _row(req: Req) -> TokenIDRow:
+    start = req.num_sent
+    ids = req.output_ids[start:]
+    if req.opened and req.finished_reason is None:
+        return TokenIDRow(req.rid, start, ids)
+    times = req.times() if req.finished_reason is not None else None
+    return TokenIDRow(req.rid, start, ids, req.finished_reason, None if req.opened else _opening(req), times)
+
+
+def _bare_opening(params: SamplingParams, reply_to: str, prompt_tokens: int) -> DecodeOpening:
+    """Of a request that has no output."""
+    return DecodeOpening(
         prompt_tail=[],
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
         no_stop_trim=params.no_stop_trim,
         stop=params.stop,
-        reply_to=obj.reply_to,
-        prompt_tokens=len(obj.input_ids),
+        reply_to=reply_to,
+        prompt_tokens=prompt_tokens,
         cached_tokens=0,
     )
-    return TokenIDRow(obj.rid, len(obj.resume_output_ids), [], reason, opening, SchedulerTimes(received, None, None, None))
 
 
 def _opening(req: Req) -> DecodeOpening:
-    params = req.sampling_params
-    return DecodeOpening(
+    return msgspec.structs.replace(
+        _bare_opening(req.sampling_params, req.reply_to, req.num_prompt),
         prompt_tail=_tail(req),
-        skip_special_tokens=params.skip_special_tokens,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
-        no_stop_trim=params.no_stop_trim,
-        stop=params.stop,
-        reply_to=req.reply_to,
-        prompt_tokens=req.num_prompt,
         cached_tokens=req.cached_tokens,
+        chars_before=0 if req.text_stops is None else req.text_stops.chars_before,
     )
 
 
 def _tail(req: Req) -> list[int]:
     """What stands before the first output that leaves."""
-    tail: list[int] = req.prompt_ids[-OPENING_TAIL_TOKENS:].tolist()
-    return (tail + req.output_ids[: req.first_output])[-OPENING_TAIL_TOKENS:]
+    tail: list[int] = req.prompt_ids[-PROMPT_TAIL_TOKENS:].tolist()
+    return (tail + req.output_ids[: req.first_output])[-PROMPT_TAIL_TOKENS:]

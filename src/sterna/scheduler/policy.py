@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 from sterna.mem_cache.prefix_cache import PrefixCache
 from sterna.scheduler.req import Req
 from sterna.scheduler.waiting import WaitingQueue
+
+log = logging.getLogger(__name__)
 
 LPM_MAX_WAITING = 128
 """With more waiting, lpm is fcfs: matching them all would cost more than it saves."""
@@ -22,7 +25,11 @@ class SchedulePolicy:
         """Bring `waiting` into the policy's order; those that were retracted stay in front. Free where nothing has changed."""
         if not self._lpm or not 1 < len(waiting) <= LPM_MAX_WAITING or self._sorted_for == (waiting.version, self._cache.version):
             return
-        waiting.reorder(sorted(waiting, key=self._rank))
+        try:
+            waiting.reorder(sorted(waiting, key=self._rank))
+        except Exception:
+            log.exception("the waiting queue can't be sorted; first come first served until it changes")
+            waiting.reorder(sorted(waiting, key=lambda req: req.serial))
         self._sorted_for = (waiting.version, self._cache.version)
 
     def _rank(self, req: Req) -> tuple[bool, int, int]:

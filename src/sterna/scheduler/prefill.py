@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sterna.mem_cache.allocator import Int64Array
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FAULT, FinishAbort
 from sterna.protocol.generate import CacheNamespace
 from sterna.scheduler.batch import PrefillChunk
 from sterna.scheduler.decode import RunningBatch
-from sterna.scheduler.finish import DOES_NOT_FIT, FAULT
+from sterna.scheduler.finish import DOES_NOT_FIT
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.policy import SchedulePolicy
 from sterna.scheduler.req import Req, ReqState
@@ -61,7 +61,7 @@ class NewTokenRatio:
 class Admissions:
     admitted: list[Req] = field(default_factory=list)
     rejected: list[tuple[Req, FinishAbort]] = field(default_factory=list)
-    """Out of the queue, and to be ended for this reason."""
+    """To be ended for this reason."""
 
 
 class Prefill:
@@ -99,15 +99,16 @@ class Prefill:
             try:
                 demand = self._try(req, committed, alone=not self.active and not running.reqs, step=step)
             except Exception:
+                # The fault may have come before or after it left the queue; its ending takes it out of wherever it is now.
                 log.exception("%s: could not be admitted", req.rid)
-                self.waiting.remove(req)
+                self.waiting.discard(req)
                 result.rejected.append((req, FAULT))
                 continue
             if req in self.waiting:
                 if not self.active and not running.reqs:
                     # Nobody else holds memory, and still there is too little.
                     result.rejected.append((req, DOES_NOT_FIT))
-                    self.waiting.remove(req)
+                    self.waiting.discard(req)
                 break
             if req.state is ReqState.PREFILL:
                 result.admitted.append(req)
@@ -119,7 +120,7 @@ class Prefill:
         """Admit the queue's head, or let it follow a leader, or leave it where it is. Returns the memory that it is expected to take."""
         match = self._ledger.match(req)
         if self._followers.follow(req, match.length, self._chunk_size, step):
-            self.waiting.remove(req)
+            self.waiting.discard(req)
             return 0
         missing = req.num_tokens - match.length
         demand = self._demand(req, missing)
@@ -129,11 +130,11 @@ class Prefill:
         return demand
 
     def _start(self, req: Req, cached: int) -> None:
-        self.waiting.remove(req)
-        req.state = ReqState.PREFILL
+        self.waiting.discard(req)
         if not req.retractions:
             req.cached_tokens = min(cached, req.num_prompt)
         self.active.append(req)
+        req.state = ReqState.PREFILL
         self._followers.lead(req)
 
     def _committed(self, running: RunningBatch) -> int:
@@ -147,10 +148,14 @@ class Prefill:
 
     # ---- chunks ----
 
-    def chunks(self) -> list[PrefillChunk]:
-        """This step's share of every prefill, oldest first, with slots allocated. Less than the budget where memory is short."""
+    def chunks(self) -> tuple[list[PrefillChunk], list[Req]]:
+        """This step's share of every prefill, oldest first, with slots allocated. Less than the budget where memory is short.
+
+        Also those that a fault keeps from having theirs: to be ended.
+        """
         budget = self._chunk_size or sum(_missing(req) for req in self.active)
         chunks: list[PrefillChunk] = []
+        failed: list[Req] = []
         for req in self.active:
             start = req.kv_len
             # Prompt and generated tokens are computed in different roles, so never in one row.
@@ -159,25 +164,30 @@ class Prefill:
             end = min(stop, start + budget, start + room)
             if end <= start:
                 break
-            self._ledger.grow(req, end)
+            try:
+                self._ledger.grow(req, end)
+            except Exception:
+                log.exception("%s: no slots could be given to it", req.rid)
+                failed.append(req)
+                continue
             chunks.append(PrefillChunk(req, start, end))
             budget -= end - start
             if budget <= 0:
                 break
-        return chunks
+        return chunks, failed
 
     # ---- leaving ----
 
     def leave(self, req: Req) -> None:
-        """`req` is no longer in prefill: whoever waits for it goes on."""
-        self.active.remove(req)
+        """`req` is no longer in prefill, if it was: whoever waits for it goes on."""
+        if req in self.active:
+            self.active.remove(req)
         self.waiting.push_front(self._followers.dismiss(req))
 
     def forget(self, req: Req) -> None:
-        """`req`, which waits, has ended."""
-        if req in self.waiting:
-            self.waiting.remove(req)
-        elif req in self._followers:
+        """`req` doesn't wait any longer, if it did."""
+        self.waiting.discard(req)
+        if req in self._followers:
             self._followers.forget(req)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from sterna.scheduler.policy import SchedulePolicy
 from sterna.scheduler.prefill import Prefill
 from sterna.scheduler.results import ResultTaker
 from sterna.scheduler.scheduler import Inbox, Outbox, Scheduler
+from sterna.scheduler.step import StepRunner
 from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ def create_scheduler(
         ledger=ledger,
         prefill=Prefill(ledger, policy, chunk_size=args.chunked_prefill_size, max_rows=max_rows),
         running=RunningBatch(max_rows),
-        results=ResultTaker(ledger, model.vocab_size, frozenset(model.eos_token_ids)),
+        runner=StepRunner(executor, ledger, ResultTaker(ledger, model.vocab_size, frozenset(model.eos_token_ids))),
         limits=IntakeLimits(model.vocab_size, context_len, pools.total, args.stream_interval),
         max_queued_requests=args.max_queued_requests,
         inbox=inbox,
@@ -100,16 +102,37 @@ def create_scheduler(
 
 
 class LazyTokenizer:
-    """The model's tokenizer, loaded when first asked for: most schedulers never need it."""
+    """The model's tokenizer and its tables (`Tokenizer.table`), made when first asked for, by whichever thread that is; others wait."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tokenizer: Tokenizer | None = None
+        self._lock = threading.Lock()
 
     def __call__(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.load(self._folder)
-        return self._tokenizer
+        """Raises ModelError where the folder's can't be read; the next call tries again."""
+        with self._lock:
+            if self._tokenizer is None:
+                tokenizer = Tokenizer.load(self._folder)
+                for skip_special_tokens in (True, False):
+                    tokenizer.table(skip_special_tokens=skip_special_tokens)
+                self._tokenizer = tokenizer
+            return self._tokenizer
+
+    def warm(self) -> threading.Thread:
+        """Make it in a thread: in the event loop it would hold up every request for as long as half a second.
+
+        The thread isn't a daemon: it calls a library that must not be cut off by the interpreter's end.
+        """
+        thread = threading.Thread(target=self._try, name="tokenizer")
+        thread.start()
+        return thread
+
+    def _try(self) -> None:
+        try:
+            self()
+        except Exception:
+            log.exception("the tokenizer can't be loaded: requests with stop strings will fail")
 
 
 def run_scheduler(start: ProcessStart) -> None:
@@ -121,8 +144,10 @@ def run_scheduler(start: ProcessStart) -> None:
     outbox = SocketOutbox(context, start.detokenizer, start.server)
     try:
         model = ModelConfig.load(folder)
-        scheduler = create_scheduler(args, model, executor, inbox, outbox, epoch=start.epoch, tokenizer=LazyTokenizer(folder))
+        tokenizer = LazyTokenizer(folder)
+        scheduler = create_scheduler(args, model, executor, inbox, outbox, epoch=start.epoch, tokenizer=tokenizer)
         outbox.to_server(None, ProcessReady(process="scheduler", epoch=start.epoch, info=_describe(executor, scheduler)))
+        tokenizer.warm()
         scheduler.main_loop()
     finally:
         outbox.close()

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from sterna.executor.base import STATUS_OK, StepOutput
 from sterna.mem_cache.allocator import Int32Array
-from sterna.protocol.finish import FinishReason
+from sterna.protocol.finish import FAULT, FinishReason
 from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
 from sterna.scheduler.decode import RunningBatch
-from sterna.scheduler.finish import FAULT, INVALID_LOGITS, check_finished
+from sterna.scheduler.finish import INVALID_LOGITS, check_finished
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req
 
@@ -34,6 +34,23 @@ class StepResult:
     num_tokens: int = 0
     """Output tokens made."""
 
+    def add(self, other: StepResult) -> None:
+        """`other` came of other rows."""
+        self.due += other.due
+        self.finished += other.finished
+        self.sampled += other.sampled
+        self.num_tokens += other.num_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class RowTokens:
+    """A `StepOutput`, checked."""
+
+    tokens: Int32Array
+    """(rows,): -1 where a row has none."""
+    ok: NDArray[np.bool_]
+    """(rows,): `STATUS_OK`."""
+
 
 class ResultTaker:
     def __init__(self, ledger: KVLedger, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -43,14 +60,14 @@ class ResultTaker:
         self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
         self._is_eos[[token for token in eos_token_ids if token < vocab_size]] = True
 
-    def take(self, batch: ScheduleBatch, running: RunningBatch, output: StepOutput, now: float) -> StepResult:
-        """Advance every row of `batch`. Raises ValueError where `output` has not that shape; then nothing has changed."""
-        tokens = _tokens_by_row(output, batch.num_rows)
-        valid = (output.status == STATUS_OK) & (tokens < self._vocab_size)
+    def take(self, batch: ScheduleBatch, running: RunningBatch, made: RowTokens, now: float) -> StepResult:
+        """Advance every row of `batch`."""
+        tokens = made.tokens
+        valid = made.ok & (tokens < self._vocab_size)
         result = StepResult()
         n = batch.num_decodes
         if n:
-            self._take_decodes(running, tokens[:n], valid[:n], result, now)
+            self._take_decodes(running, batch.decodes, tokens[:n], valid[:n], result, now)
         for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
             try:
                 self._take_chunk(chunk, token, ok, result, now)
@@ -59,18 +76,19 @@ class ResultTaker:
                 result.finished.append((chunk.req, FAULT))
         return result
 
-    def _take_decodes(self, running: RunningBatch, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float) -> None:
-        n = len(tokens)
+    def _take_decodes(
+        self, running: RunningBatch, rows: slice, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float
+    ) -> None:
         valid = valid & (tokens >= 0)
-        running.kv_lens[:n] += 1
-        running.last_token[:n] = tokens
-        running.tokens_left[:n] -= 1
+        running.kv_lens[rows] += 1
+        running.last_token[rows] = tokens
+        running.tokens_left[rows] -= 1
         look = ~valid
         look |= self._is_eos[np.where(valid, tokens, 0)]
-        look |= running.tokens_left[:n] <= 0
-        look |= running.watched[:n]
+        look |= running.tokens_left[rows] <= 0
+        look |= running.watched[rows]
         due = result.due
-        for req, token, look_at, ok in zip(running.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=False):
+        for req, token, look_at, ok in zip(running.reqs[rows], tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
             if look_at:
                 self._look(req, token, ok, result, now)
                 continue
@@ -79,7 +97,7 @@ class ResultTaker:
             req.last_token_time = now
             if len(output_ids) - req.num_sent >= req.output_interval:
                 due.append(req)
-        result.num_tokens += n
+        result.num_tokens += int(valid.sum())
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
         """A row that may end here; a fault in its handling ends it and nobody else."""
@@ -124,16 +142,17 @@ class ResultTaker:
             result.due.append(req)
 
 
-def _tokens_by_row(output: StepOutput, num_rows: int) -> Int32Array:
-    """(num_rows,): each row's token, -1 where it has none."""
+def tokens_by_row(output: StepOutput, num_rows: int) -> RowTokens:
+    """Raises ValueError where `output` isn't that of a step of `num_rows` rows which ask for a token at most."""
     splits = output.row_splits
     if len(splits) != num_rows + 1 or len(output.status) != num_rows:
         raise ValueError(f"a step of {num_rows} rows gave {len(splits) - 1}")
+    ok = output.status == STATUS_OK
     if len(output.token_ids) == num_rows and splits[-1] == num_rows:
-        return output.token_ids
+        return RowTokens(output.token_ids, ok)
     counts = np.diff(splits)
     if counts.max(initial=0) > 1:
         raise ValueError("a row gave more tokens than it was asked for")
     tokens = np.full(num_rows, -1, dtype=np.int32)
     tokens[counts == 1] = output.token_ids
-    return tokens
+    return RowTokens(tokens, ok)

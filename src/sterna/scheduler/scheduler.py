@@ -13,12 +13,11 @@ from typing import Protocol, assert_never
 
 import numpy as np
 
-from sterna.errors import Draining, QueueFull
 from sterna.executor.base import Executor
 from sterna.ipc.channel import ChannelError
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, OutputCredit, ShutdownReq
-from sterna.protocol.finish import FinishAbort, FinishReason
+from sterna.protocol.finish import ABORTED, FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishReason
 from sterna.protocol.generate import (
     AbortReq,
     BatchTokenIDOutput,
@@ -26,17 +25,18 @@ from sterna.protocol.generate import (
     TokenIDRow,
     TokenizedGenerateReqInput,
 )
-from sterna.scheduler.batch import ScheduleBatch, to_forward_batch
+from sterna.scheduler.batch import ScheduleBatch
 from sterna.scheduler.decode import RunningBatch, choose_victim
-from sterna.scheduler.finish import ABORTED, DOES_NOT_FIT, FAULT
+from sterna.scheduler.finish import DOES_NOT_FIT, SUSPECT
 from sterna.scheduler.intake import IntakeLimits, Refusal, to_req
 from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
 from sterna.scheduler.kv import KVLedger
-from sterna.scheduler.output import refusal_row, to_token_id_output
+from sterna.scheduler.output import mark_sent, refusal_row, to_token_id_output
 from sterna.scheduler.prefill import Prefill
 from sterna.scheduler.req import Req, ReqState
-from sterna.scheduler.results import ResultTaker, StepResult
+from sterna.scheduler.results import StepResult
 from sterna.scheduler.stats import StatsKeeper
+from sterna.scheduler.step import StepRunner
 from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ MAX_BATCHES_IN_FLIGHT = 32
 """Output batches that the server hasn't folded yet."""
 RECEIVE_LIMIT = 256
 """Messages taken in between two steps."""
+
+
+MAX_FAILED_TURNS = 16
 
 
 class Inbox(Protocol):
@@ -68,7 +71,7 @@ class Scheduler:
         ledger: KVLedger,
         prefill: Prefill,
         running: RunningBatch,
-        results: ResultTaker,
+        runner: StepRunner,
         limits: IntakeLimits,
         max_queued_requests: int,
         inbox: Inbox,
@@ -86,7 +89,7 @@ class Scheduler:
         """Everyone alive."""
         self.credits = MAX_BATCHES_IN_FLIGHT
         self.stopping = False
-        self._results = results
+        self._runner = runner
         self._limits = limits
         self._max_queued_requests = max_queued_requests
         self._inbox = inbox
@@ -95,11 +98,12 @@ class Scheduler:
         self._epoch = epoch
         self._check_every_slot = check_every_slot
         self._serial = 0
-        self._step = 0
-        self._due: list[Req] = []
+        self._due: dict[Req, None] = {}
         """Who has output, or an ending, to publish; each once."""
         self._refusals: list[TokenIDRow] = []
         self._books_balance = True
+        self._failed_turns = 0
+        """In a row."""
 
     # ---- the loop ----
 
@@ -107,9 +111,26 @@ class Scheduler:
         """Until a `ShutdownReq`."""
         self.publish()  # the first gauge: an idle scheduler is one that says so
         while not self.stopping:
+            self.turn()
+        self.shutdown()
+
+    def turn(self) -> None:
+        """Receive, and one step. A fault that no request's own barrier stopped ends those that were in the step, and the loop goes on.
+
+        Raises what comes out of many turns in a row: then it is none of the requests' fault, and the process must end.
+        """
+        try:
             self.receive(block=not self.can_step)
             self.step()
-        self.shutdown()
+            self._failed_turns = 0
+        except InvariantViolation:
+            raise  # in tests only: `_check_books`
+        except Exception:
+            self._failed_turns += 1
+            if self._failed_turns >= MAX_FAILED_TURNS:
+                raise
+            log.exception("a turn of the scheduler failed")
+            self._end([(req, FAULT) for req in (*self.running.reqs, *self.prefill.active)])
 
     def step(self) -> None:
         """One turn of the loop, without waiting for a message."""
@@ -132,7 +153,10 @@ class Scheduler:
             self._inbox.wait()
         try:
             for message in self._inbox.drain(RECEIVE_LIMIT):
-                self._handle(message)
+                try:
+                    self._handle(message)
+                except Exception:
+                    log.exception("a message could not be handled: %.200r", type(message).__name__)
         except ChannelError:
             log.exception("a message was dropped")
 
@@ -166,7 +190,7 @@ class Scheduler:
             return
         try:
             if self.prefill.num_waiting >= self._max_queued_requests and len(self.reqs) >= self.prefill.max_rows:
-                raise Refusal(FinishAbort("The request queue is full.", QueueFull.status, QueueFull.code))
+                raise Refusal(QUEUE_FULL)
             req = to_req(obj, self._serial, received, self._limits, self._tokenizer)
         except Refusal as refusal:
             self._refusals.append(refusal_row(obj, refusal.reason, received))
@@ -184,7 +208,7 @@ class Scheduler:
     def admit(self) -> None:
         """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
         now = time.monotonic()
-        admissions = self.prefill.admit(self.running, self._step)
+        admissions = self.prefill.admit(self.running, self._runner.count)
         self._end(admissions.rejected)
         for req in admissions.admitted:
             if req.first_scheduled_time is None:
@@ -192,6 +216,7 @@ class Scheduler:
                 self.stats.prompt_tokens += req.num_prompt
                 self.stats.cached_tokens += req.cached_tokens
             try:
+                self.executor.release(req.req_pool_idx)  # nothing, unless that failed for whoever had the row before
                 self.executor.bind(req.req_pool_idx, req.sampling_params, req.prompt_ids, np.array(req.output_ids, dtype=np.int32))
             except Exception:
                 log.exception("%s: its sampler could not be made", req.rid)
@@ -202,14 +227,24 @@ class Scheduler:
     def choose(self) -> ScheduleBatch | None:
         """This step's rows, with slots for all of them: every running row, and as much prefill as the budget allows."""
         while True:
-            while not self.running.grow(self.ledger):
+            while not self._grow_running():
                 self._retract_one()
-            chunks = self.prefill.chunks()
+            chunks, failed = self.prefill.chunks()
+            self._end([(req, FAULT) for req in failed])
             if chunks or self.running.reqs:
-                return ScheduleBatch(len(self.running), chunks)
+                return ScheduleBatch(slice(0, len(self.running)), chunks)
             if not self.prefill.active:
                 return None
             self._retract_one()
+
+    def _grow_running(self) -> bool:
+        """A slot for every running row's next token; False where memory is too short for that."""
+        try:
+            return self.running.grow(self.ledger)
+        except Exception:
+            log.exception("running rows could not grow together")
+            self._end([(req, FAULT) for req in self.running.grow_one_by_one(self.ledger)])
+            return not self.running.need_page()
 
     def _retract_one(self) -> None:
         """Memory has run out: take it from the request that loses least. One that is alone and still short can never be served."""
@@ -230,29 +265,23 @@ class Scheduler:
 
     def run(self, batch: ScheduleBatch) -> None:
         """Run one step and take in what came of it."""
-        step = self._step
-        self._step += 1
-        self.stats.steps += 1
         self.stats.max_batch_size = max(self.stats.max_batch_size, batch.num_rows)
-        try:
-            forward = to_forward_batch(batch, self.running, self.ledger, step)
-            output = self.executor.submit(forward).result()
-            result = self._results.take(batch, self.running, output, time.monotonic())
-        except Exception:
-            log.exception("step %d of %d rows failed", step, batch.num_rows)
-            rows = [*self.running.reqs[: batch.num_decodes], *(chunk.req for chunk in batch.chunks)]
-            self._end([(req, FAULT) for req in rows])
-            return
+        result = self._runner.run(batch, self.running)
+        self.stats.steps = self._runner.count
         if batch.num_decodes:
             self.prefill.ratio.step()
         self._apply(result)
 
     def _apply(self, result: StepResult) -> None:
-        for req in result.sampled:
-            self.prefill.leave(req)
-            self.running.add(req)
         self.stats.output_tokens += result.num_tokens
-        self._due += result.due
+        self._due.update(dict.fromkeys(result.due))
+        for req in result.sampled:
+            try:
+                self.prefill.leave(req)
+                self.running.add(req)
+            except Exception:
+                log.exception("%s: it could not join those that run", req.rid)
+                result.finished.append((req, FAULT))
         if result.finished:
             self._end(result.finished)
 
@@ -266,14 +295,12 @@ class Scheduler:
             self.running.remove(gone)
         for req, reason in endings:
             if req not in gone:
-                self._leave(req)
-            # After a fault nobody knows what its slots hold.
-            trusted = not isinstance(reason, FinishAbort) or reason is ABORTED
-            self._give_back(req, keep_kv=trusted)
+                self._try(req, self._leave)
+            self._give_back(req, keep_kv=reason not in SUSPECT)
             req.state = ReqState.FINISHED
             req.finished_reason = reason
             del self.reqs[req.rid]
-            self._due.append(req)
+            self._due[req] = None
 
     def _leave(self, req: Req) -> None:
         """Take `req` out of where its state says it is."""
@@ -292,18 +319,22 @@ class Scheduler:
     def _give_back(self, req: Req, *, keep_kv: bool) -> None:
         if req.req_pool_idx < 0:
             return
+        # Each by itself: where one fails the others still go back, and a leak is better than a slot with two owners.
+        self._try(req, lambda req: self.executor.release(req.req_pool_idx))
+        if keep_kv:
+            self._try(req, self.ledger.cache_computed)
+        self._try(req, self.ledger.close)
+
+    def _try(self, req: Req, part: Callable[[Req], None]) -> None:
+        """One part of an ending; a fault in it keeps no other part from being done."""
         try:
-            self.executor.release(req.req_pool_idx)
-            if keep_kv:
-                self.ledger.cache_computed(req)
-            self.ledger.close(req)
+            part(req)
         except Exception:
-            # A leak is better than a slot with two owners.
             log.exception("%s: what it held could not be given back", req.rid)
 
     def shutdown(self) -> None:
         """Everyone alive gets a terminal row."""
-        self._end([(req, FinishAbort("the server is shutting down", Draining.status, Draining.code)) for req in self.reqs.values()])
+        self._end([(req, SHUTTING_DOWN) for req in self.reqs.values()])
         self.credits = max(self.credits, 1)
         self.publish()
         self.executor.shutdown()
@@ -313,9 +344,12 @@ class Scheduler:
     def publish(self) -> None:
         """One message with everything that is due, the gauge now and then, and the books checked."""
         if self.credits > 0 and (self._due or self._refusals):
-            self._outbox.to_detokenizer(to_token_id_output(self._epoch, self._due, self._refusals))
+            output, failed = to_token_id_output(self._epoch, self._due, self._refusals)
+            self._outbox.to_detokenizer(output)
             self.credits -= 1
-            self._due = []
+            mark_sent(self._due)
+            self._end([(req, FAULT) for req in failed])  # its row says so already
+            self._due = {}
             self._refusals = []
         now = time.monotonic()
         idle = not self.reqs

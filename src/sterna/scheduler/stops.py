@@ -6,26 +6,39 @@ from collections.abc import Sequence
 
 from sterna.protocol.finish import FinishMatchedStr
 from sterna.protocol.sampling import SamplingParams
-from sterna.text.incremental import DecodeStatus, prompt_tail_of
+from sterna.text.incremental import PROMPT_TAIL_TOKENS, DecodeStatus
 from sterna.text.stop import StopMatch, StopMatcher
 from sterna.text.tokenizer import Tokenizer
-
-OPENING_TAIL_TOKENS = 64
-"""Tokens of the prompt that a rid's first row carries. As many as `prompt_tail_of` ever looks at: what it makes of them is what it
-would make of the whole prompt, and a scheduler that needs no tokenizer can cut them."""
 
 
 class TextStops:
     """Push every output token, in order. Cost per token doesn't grow with the output."""
 
-    def __init__(self, tokenizer: Tokenizer, opening_tail: Sequence[int], params: SamplingParams) -> None:
-        self._status = DecodeStatus(
-            tokenizer,
-            prompt_tail_of(tokenizer, opening_tail),
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], resumed: Sequence[int], params: SamplingParams) -> None:
+        """`resumed` is output that the request came with: a stop may begin in it and none ends in it.
+
+        The text goes on after it as the detokenizer's does, whose decoder begins there too: with another one an offset could be wrong
+        where `resumed` ends inside a character.
+        """
+        self._tokenizer = tokenizer
+        self._params = params
         self._matcher = StopMatcher(params.stop)
+        self._status = self._decoder(prompt_ids[-PROMPT_TAIL_TOKENS:])
+        self.chars_before = 0
+        """Characters of the text of `resumed`."""
+        if resumed:
+            text = self._status.push(resumed)
+            self._matcher.push(text)
+            self.chars_before = len(text)
+            self._status = self._decoder([*prompt_ids[-PROMPT_TAIL_TOKENS:], *resumed][-PROMPT_TAIL_TOKENS:])
+
+    def _decoder(self, tail: Sequence[int]) -> DecodeStatus:
+        return DecodeStatus(
+            self._tokenizer,
+            tail,
+            skip_special_tokens=self._params.skip_special_tokens,
+            spaces_between_special_tokens=self._params.spaces_between_special_tokens,
+        )
 
     def push(self, token: int, index: int, *, held_off: bool) -> FinishMatchedStr | None:
         """Output token `index`. While stops are held off a match is passed over."""

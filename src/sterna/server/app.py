@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 from sterna.config.server_args import ServerArgs
 from sterna.errors import MethodNotAllowed, RequestNotFound
 from sterna.server.auth import ALWAYS_OPEN, Auth
+from sterna.server.body import UnknownFields
 from sterna.server.context import AppContext
 from sterna.server.errors import to_http
 from sterna.server.exchange import BodyBudget, ClientGone, Exchange, Receive, Scope, Send
@@ -42,6 +43,7 @@ def create_app(manager: TokenizerManager, args: ServerArgs) -> App:
         sampling=SamplingResolver(manager.model.vocab_size, manager.model.generation, args.sampling_defaults),
         generations=Generations(manager, request_log),
         metrics=metrics,
+        unknown_fields=UnknownFields(strict=args.strict_fields),
         openapi=msgspec.json.encode(describe(ROUTES, keyed=args.api_key is not None, open_paths=open_paths)),
         started=int(time.time()),
     )

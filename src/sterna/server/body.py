@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sterna.errors import InvalidRequest, UnsupportedField
+from sterna.server.json_bounds import MAX_FIELDS, check_bounds
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,27 @@ MAX_LOGGED_NAME = 64
 Unbuilt = Mapping[str, tuple[Any, ...]]
 """Field -> values that change nothing, and so are accepted. Null always is."""
 
-_warned: set[str] = set()
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 # "Expected `int`, got `str` - at `$.messages[0].content`", "… - at `key` in `$.logit_bias`"
 _PLACE = re.compile(r"^(?P<what>.*?) - at (?:`(?:key|value)` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+
+
+class UnknownFields:
+    """What happens to fields that no API defines. One per app: it remembers the names that it has warned of."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._warned: set[str] = set()
+
+    def found(self, param: str) -> None:
+        """Raises InvalidRequest under `--strict-fields`; warns once per name otherwise, up to a number of names."""
+        if self._strict:
+            raise InvalidRequest(f"unknown field {param!r}", param=param, code="unknown_parameter")
+        if param not in self._warned and len(self._warned) < MAX_WARNED_NAMES:
+            self._warned.add(param)
+            log.warning("ignoring the unknown field %r in request bodies", param)
 
 
 class BodyDecoder(Generic[T]):
@@ -45,30 +61,32 @@ class BodyDecoder(Generic[T]):
         self._built = frozenset(field.encode_name for field in msgspec.structs.fields(type_))
         self._unbuilt = unbuilt
 
-    def decode(self, body: bytes | msgspec.Raw, *, strict: bool, prefix: str = "") -> tuple[T, dict[str, msgspec.Raw]]:
+    def decode(self, body: bytes | msgspec.Raw, unknown: UnknownFields, *, prefix: str = "") -> tuple[T, dict[str, msgspec.Raw]]:
         """The request, and each of its fields as sent; `prefix` is the path to `body` inside a larger one.
 
         Raises InvalidRequest, UnsupportedField.
         """
+        if isinstance(body, bytes):
+            check_bounds(body)
         fields: dict[str, msgspec.Raw] = parse(_raw_fields, body, prefix=prefix)
+        if len(fields) > MAX_FIELDS:
+            raise InvalidRequest(f"{prefix or 'the body'}: at most {MAX_FIELDS} fields", param=prefix or None, code="body_too_complex")
         path = f"{prefix}." if prefix else ""
         # Before the types: a field that isn't built is named as such, whatever its value.
         for name, raw in fields.items():
             if name not in self._built:
-                self._check(path, name, raw, strict=strict)
+                self._check(path, name, raw, unknown)
         request: T = parse(self._decoder, body, prefix=prefix)
         return request, fields
 
-    def _check(self, path: str, name: str, raw: msgspec.Raw, *, strict: bool) -> None:
+    def _check(self, path: str, name: str, raw: msgspec.Raw, unknown: UnknownFields) -> None:
         accepted = self._unbuilt.get(name)
         param = path + name[:MAX_LOGGED_NAME]
         if accepted is not None:
             if not _changes_nothing(raw, accepted):
                 raise UnsupportedField(_unbuilt_message(param, accepted), param=param)
-        elif strict:
-            raise InvalidRequest(f"unknown field {param!r}", param=param, code="unknown_parameter")
         else:
-            _warn_once(param)
+            unknown.found(param)
 
 
 def parse(decoder: msgspec.json.Decoder[Any], body: bytes | msgspec.Raw, *, prefix: str = "") -> Any:
@@ -120,9 +138,3 @@ def _unbuilt_message(name: str, accepted: tuple[Any, ...]) -> str:
     if not accepted:
         return f"{name} is not supported"
     return f"{name} is not supported yet; leave it out, or send {' or '.join(str(msgspec.json.encode(v), 'utf-8') for v in accepted)}"
-
-
-def _warn_once(name: str) -> None:
-    if name not in _warned and len(_warned) < MAX_WARNED_NAMES:
-        _warned.add(name)
-        log.warning("ignoring the unknown field %r in request bodies", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sterna.config.server_args import ServerArgs
+from sterna.server.body import UnknownFields
 from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
 from sterna.server.sampling import SamplingResolver
@@ -18,6 +19,7 @@ class AppContext:
     sampling: SamplingResolver
     generations: Generations
     metrics: Metrics
+    unknown_fields: UnknownFields
     openapi: bytes
     """The document of /openapi.json."""
     started: int

@@ -32,7 +32,7 @@ from jinja2.utils import Namespace
 from sterna.config.model_config import ModelConfig
 from sterna.errors import InvalidRequest, ModelError
 
-MAX_RENDERED_CHARS = 1 << 26
+MAX_RENDERED_CHARS = 1 << 25
 """Characters of rendered text: twice the default limit of a request's body in bytes."""
 RENDER_SECONDS = 20.0
 

@@ -14,7 +14,7 @@ from typing import Literal, ParamSpec, TypeVar, assert_never
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
-from sterna.errors import DuplicateRid, EngineDead, OverloadedError, QueueFull
+from sterna.errors import Draining, DuplicateRid, EngineDead, NotReady, QueueFull, RequestError
 from sterna.ipc.channel import ChannelError, Receiver, Sender
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import (
@@ -72,7 +72,10 @@ class TokenizerManager:
         self.process_info: dict[str, dict[str, str | int | float | bool]] = {}
         self.failure: str | None = None
         """Why a child could not start or has died; None while all is well."""
+        self.failed_event = asyncio.Event()
         self.draining = False
+        self.last_heard = time.monotonic()
+        """When a message came last."""
         self.started_total = 0
         self.on_finish: list[Callable[[ReqState, Outcome], None]] = []
         self.ready_event = asyncio.Event()
@@ -125,13 +128,13 @@ class TokenizerManager:
     # ---- requests ----
 
     def admit(self) -> Admission:
-        """Take a place for one request. Raises EngineDead, OverloadedError (not ready yet, draining) or QueueFull."""
+        """Take a place for one request. Raises EngineDead, Draining, NotReady or QueueFull."""
         if self.failure is not None:
             raise EngineDead("the engine has stopped")
         if self.draining:
-            raise OverloadedError("the server is shutting down", code="draining")
+            raise Draining("the server is shutting down")
         if not self.ready_event.is_set():
-            raise OverloadedError("the model is still being loaded", code="not_ready")
+            raise NotReady("the model is still being loaded")
         if self._admitted >= self._capacity:
             raise QueueFull("The request queue is full.")
         self._admitted += 1
@@ -173,10 +176,14 @@ class TokenizerManager:
             state.tokenized = tokenized
             state.prompt_tokens = len(tokenized.input_ids)
             if not state.finished:  # aborted, or the engine died, while it was being tokenized
-                self._scheduler.send(tokenized)
-                state.dispatched = True
                 state.times.dispatched = time.monotonic()
+                self._scheduler.send(tokenized)
+                state.dispatched = state.awaits_terminal = True
             return JournalReader(state, self._reader_closed)
+        except RequestError as fault:
+            state.finished_reason = FinishAbort(fault.message, fault.status, fault.code, fault.param)
+            self._remove(state, "error")
+            raise
         except BaseException as fault:
             self._remove(state, "abort" if isinstance(fault, asyncio.CancelledError) else "error")
             raise
@@ -205,12 +212,16 @@ class TokenizerManager:
         """A process of the group is dead: every live request ends now, and no further one is admitted."""
         if self.failure is None:
             self.failure = message
+            self.failed_event.set()
             self._control.fail_all(EngineDead("the engine has stopped"))
-            self.end_all(FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
+            for state in list(self._states.values()):
+                state.awaits_terminal = False
+                self._end_locally(state, FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
 
     def end_all(self, reason: FinishAbort) -> None:
-        """End every live request without the scheduler."""
+        """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
+            self._abort(state)
             self._end_locally(state, reason)
 
     # ---- endings ----
@@ -224,15 +235,17 @@ class TokenizerManager:
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)
-        if state.rid in self._closed:
-            self._remove(state, "error")
+        self._remove_if_done(state)
 
     def _reader_closed(self, state: ReqState) -> None:
-        if state.finished:
-            self._remove(state, self._outcome(state))
-        else:
-            self._closed.add(state.rid)
+        self._closed.add(state.rid)
+        if not state.finished:
             self._abort(state)
+        self._remove_if_done(state)
+
+    def _remove_if_done(self, state: ReqState) -> None:
+        if state.finished and not state.awaits_terminal and state.rid in self._closed:
+            self._remove(state, self._outcome(state))
 
     def _outcome(self, state: ReqState) -> Outcome:
         reason = state.finished_reason
@@ -263,32 +276,33 @@ class TokenizerManager:
                 self._receive(message)
         except ChannelError:
             log.exception("a message was dropped")
+            self._credit += 1  # if it was output: the requests that miss it end at the gap
             received = DRAIN_LIMIT  # there may be more behind it
         if self._credit and (received < DRAIN_LIMIT or self._credit >= CREDIT_BATCH):
             self._scheduler.send(OutputCredit(batches=self._credit))
             self._credit = 0
+        if received:
+            self.last_heard = time.monotonic()
         if received == DRAIN_LIMIT:
             self._loop.call_soon(self._drain_inbox)
 
     def _receive(self, message: ToServer) -> None:
         match message:
             case BatchStrOutput():
-                self._credit += 1
+                self._credit += message.epoch == self._epoch
                 now = time.monotonic()
                 for row in message.rows:
                     self._fold(row, message.epoch, message.detokenized_time, now)
             case SchedulerStats():
-                self.stats = message
+                if message.epoch == self._epoch:
+                    self.stats = message
             case FlushCacheOutput():
                 self._control.answer(message)
             case DecodeRefused():
-                self._abort_refused(message.rid)
+                self._abort_refused(message)
             case ProcessReady():
-                self.process_info[message.process] = message.info
-                if {"scheduler", "detokenizer"} <= self.process_info.keys():
-                    self.ready_event.set()
+                self._note_ready(message)
             case ProcessFailed():
-                log.error("%s cannot start: %s", message.process, message.message)
                 self.fail(message.message)
             case _:
                 assert_never(message)
@@ -304,10 +318,17 @@ class TokenizerManager:
             self._abort(state)
             self._end_locally(state, FinishAbort("internal error", 500, "engine_failure"))
             return
-        if state.finished and row.rid in self._closed:
-            self._remove(state, self._outcome(state))
+        if row.finished_reason is not None and epoch == state.epoch:
+            state.awaits_terminal = False
+            self._remove_if_done(state)
 
-    def _abort_refused(self, rid: str) -> None:
-        state = self._states.get(rid)
-        if state is not None and not state.finished:
+    def _abort_refused(self, refused: DecodeRefused) -> None:
+        state = self._states.get(refused.rid)
+        if state is not None and not state.finished and state.epoch == refused.epoch:
             self._abort(state)
+
+    def _note_ready(self, message: ProcessReady) -> None:
+        if message.epoch == self._epoch:
+            self.process_info[message.process] = message.info
+            if {"scheduler", "detokenizer"} <= self.process_info.keys():
+                self.ready_event.set()

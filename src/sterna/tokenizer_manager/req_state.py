@@ -2,8 +2,8 @@
 
     registered ── dispatch ──> dispatched ── rows folded ──> receiving ── terminal row ──> finished ── reader closed ──> removed
         │                          │                             │
-        │ failure, abort:          └─────────────────────────────┴── reader closed: AbortReq, once; kept until the terminal row
-        └ dropped here and now
+        │ failure, abort:          └─────────────────────────────┴── reader closed, output lost: AbortReq, once;
+        └ dropped here and now                                       kept until the terminal row
 
 Streaming, full responses and replay are readers of the same journal. `dispatched` is true iff the scheduler may hold something
 for the rid (invariant 5).
@@ -70,6 +70,8 @@ class ReqState:
     """None until hop 3 is through."""
     dispatched: bool = False
     abort_sent: bool = False
+    awaits_terminal: bool = False
+    """The scheduler still owes its terminal row. Until it comes the rid stays taken, even where the journal has ended without it."""
     output_ids: list[int] = field(default_factory=list)
     text_chunks: list[str] = field(default_factory=list)
     """One per accepted row, in order; many are empty."""

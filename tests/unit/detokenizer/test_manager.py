@@ -119,7 +119,7 @@ def test_a_request_that_finds_no_room_is_refused_at_its_start_and_the_others_go_
     manager = new_manager(max_states=1)
     rows_of(manager, batch(TokenIDRow("one", 0, [97], None, opening())))
     out = list(manager.to_str_output(batch(TokenIDRow("two", 0, [98], None, opening()), TokenIDRow("one", 1, [99]))))
-    assert ("server", DecodeRefused(rid="two")) in out
+    assert ("server", DecodeRefused(rid="two", epoch=1)) in out
     assert [row.rid for _, message in out if isinstance(message, BatchStrOutput) for row in message.rows] == ["one"]
     assert rows_of(manager, batch(TokenIDRow("two", 1, [98]))) == []
     (end,) = rows_of(manager, batch(TokenIDRow("two", 2, [98], FinishAbort("aborted", 499, "aborted"))))
@@ -139,7 +139,7 @@ def test_a_gap_refuses_its_rid_and_no_other() -> None:
     manager = new_manager()
     rows_of(manager, batch(TokenIDRow("a", 0, [97], None, opening()), TokenIDRow("b", 0, [97], None, opening())))
     out = list(manager.to_str_output(batch(TokenIDRow("a", 2, [97]), TokenIDRow("b", 1, [98]))))
-    assert ("server", DecodeRefused(rid="a")) in out
+    assert ("server", DecodeRefused(rid="a", epoch=1)) in out
     assert [row.output_str for _, message in out if isinstance(message, BatchStrOutput) for row in message.rows] == ["b"]
     (end,) = rows_of(manager, batch(TokenIDRow("a", 3, [97], FinishLength(4))))
     assert isinstance(end.finished_reason, FinishAbort)
@@ -170,7 +170,7 @@ def test_one_request_that_cannot_be_decoded_leaves_its_neighbours_alone(monkeypa
     rows_of(manager, batch(*(TokenIDRow(rid, 0, [97], None, opening()) for rid in "ab")))
     manager._decodings["a"].status = None  # type: ignore[assignment]
     out = list(manager.to_str_output(batch(TokenIDRow("a", 1, [98]), TokenIDRow("b", 1, [98]))))
-    assert ("server", DecodeRefused(rid="a")) in out
+    assert ("server", DecodeRefused(rid="a", epoch=1)) in out
     assert [(row.rid, row.output_str) for _, m in out if isinstance(m, BatchStrOutput) for row in m.rows] == [("b", "b")]
 
 
@@ -179,5 +179,15 @@ def test_a_fault_after_decoding_refuses_its_rid_and_no_other() -> None:
     rows_of(manager, batch(*(TokenIDRow(rid, 0, [97], None, opening(("stop",))) for rid in "ab")))
     manager._decodings["a"].matcher = "no matcher"  # type: ignore[assignment]
     out = list(manager.to_str_output(batch(TokenIDRow("a", 1, [98]), TokenIDRow("b", 1, [98]))))
-    assert ("server", DecodeRefused(rid="a")) in out
+    assert ("server", DecodeRefused(rid="a", epoch=1)) in out
     assert [(row.rid, row.output_str) for _, m in out if isinstance(m, BatchStrOutput) for row in m.rows] == [("b", "b")]
+
+
+@pytest.mark.parametrize(("no_stop_trim", "text"), [(False, "cd"), (True, "cdEND")])
+def test_a_resumed_requests_stop_is_cut_though_its_offset_counts_text_that_left_before(no_stop_trim: bool, text: str) -> None:
+    first = opening(("END",), prompt_tail=list(b"prompt ab"), chars_before=2, no_stop_trim=no_stop_trim)
+    assert "".join(stream(b"cdENDxyz", [1, 4], FinishMatchedStr("END", 8, len("abcd")), first)) == text
+
+
+def test_a_stop_that_began_in_text_that_left_before_leaves_nothing_more() -> None:
+    assert stream(b"Dx", [], FinishMatchedStr("END", 4, 2), opening(("END",), chars_before=4)) == [""]

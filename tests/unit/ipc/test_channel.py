@@ -1,5 +1,6 @@
 """Typed pipelines: what goes in comes out, in order, and nothing else does."""
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,17 @@ def test_a_temporary_directory_too_deep_for_sockets_is_said(tmp_path: Path, monk
     with pytest.raises(ConfigError, match="TMPDIR"):
         RunDirectory.create()
     assert list(deep.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_swept_and_the_living_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sterna.ipc.addresses.MAX_IPC_PATH_BYTES", 4096)
+    living, killed, foreign = RunDirectory.create(), RunDirectory.create(), tmp_path / "sterna-other"
+    killed._lock.close()  # as the end of its process would
+    foreign.mkdir()
+    for directory in (living, killed):
+        os.utime(directory.path / "lock", (0, 0))
+    new = RunDirectory.create()
+    assert set(tmp_path.iterdir()) == {living.path, foreign, new.path}
+    living.remove()
+    new.remove()

@@ -111,8 +111,7 @@ class Harness:
     def turn(self) -> None:
         """One turn of the loop; the server folds at once."""
         before = self.outbox.batches
-        self.scheduler.receive()
-        self.scheduler.step()
+        self.scheduler.turn()
         if self.outbox.batches > before:
             self.inbox.messages.append(OutputCredit(batches=self.outbox.batches - before))
 

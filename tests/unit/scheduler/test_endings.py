@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
+from sterna.executor.base import ForwardBatch
 from sterna.protocol.control import OutputCredit, ShutdownReq
 from sterna.protocol.finish import FinishAbort, FinishLength
-from sterna.protocol.generate import SchedulerTimes
+from sterna.protocol.generate import BatchTokenizedGenerateReqInput, SchedulerTimes
 from sterna.scheduler.req import ReqState
 from sterna.scheduler.scheduler import MAX_BATCHES_IN_FLIGHT
 from unit.scheduler.harness import Harness, echo
@@ -151,10 +152,12 @@ def test_a_second_request_under_a_live_rid_does_not_disturb_the_first(caplog: py
     h.send("a", [1, 2, 3], 6)
     h.turn()
     h.send("a", [7, 8, 9], 6)
+    twin = h.inbox.messages.pop()
+    h.inbox.messages.append(BatchTokenizedGenerateReqInput(reqs=[twin, twin]))  # type: ignore[list-item]
     with caplog.at_level(logging.ERROR):
         h.run()
     assert h.output("a") == echo([1, 2, 3], 6)
-    assert "second request" in caplog.text
+    assert caplog.text.count("second request") == 2
     h.assert_at_baseline()
 
 
@@ -206,15 +209,97 @@ def test_invalid_logits_end_their_row_and_what_it_computed_then_is_not_cached() 
     h.assert_at_baseline()
 
 
-def test_a_step_that_fails_ends_its_rows_and_the_others_live_on() -> None:
-    h = Harness(options="raise_token=66", max_running_requests=2)
-    h.send("bad", [1, 2, 3, 66], 9)
-    h.send("beside it", [1, 2, 3], 9)
-    h.send("waiting", [4, 5, 6], 9)
+@pytest.mark.parametrize("chunk", [0, 7, 64])
+def test_a_step_that_fails_ends_the_row_at_fault_and_no_other(chunk: int) -> None:
+    """Decodes before and behind it, a prefill between two chunks, and one whose last chunk fails."""
+    h = Harness(options="raise_token=66", chunked_prefill_size=chunk)
+    h.send("before", [1, 2, 3], 40)
+    h.send("bad", [1, 2, 3, 4, 5, 66], 40)
+    h.send("behind", [4, 5, 6], 40)
+    h.run_until("behind", ReqState.RUNNING)
+    h.send("long", LONG, 9)
+    h.send("bad at once", [66, 1, 2], 9)
     h.run()
-    assert h.abort_code("bad") == h.abort_code("beside it") == (500, "engine_failure")
-    assert h.output("waiting") == echo([4, 5, 6], 9)
+    assert h.abort_code("bad") == h.abort_code("bad at once") == (500, "engine_failure")
+    assert (h.output("bad"), h.output("bad at once")) == ([1, 2, 3, 4, 5], [])
+    assert h.output("before") == echo([1, 2, 3], 40)
+    assert h.output("behind") == echo([4, 5, 6], 40)
+    assert h.output("long") == echo(LONG, 9)
     h.assert_at_baseline()
+
+
+def test_a_failed_step_costs_as_many_steps_more_as_it_had_rows() -> None:
+    def steps(options: str) -> int:
+        h = Harness(options=options)
+        h.send("bad", [1, 2, 3, 66], 9)
+        for i in range(5):
+            h.send(f"r{i}", [4 + i, 5], 9)
+        h.run()
+        assert h.outbox.stats is not None
+        return h.outbox.stats.steps_total
+
+    assert steps("raise_token=66") == steps("") + 6
+
+
+@pytest.mark.parametrize("where", ["submit", "result"])
+def test_a_step_that_fails_once_costs_nobody_a_token(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step has sampled when it fails: every sampler's state is a token ahead, and must be made again."""
+    h = Harness()
+    for i in range(4):
+        h.send(f"r{i}", [10 + i, 20 + i, 30], 20)
+    h.run_until("r3", ReqState.RUNNING)
+    submit = h.executor.submit
+    failures: list[str] = []
+
+    class Failing:
+        def result(self) -> None:
+            failures.append("result")
+            raise RuntimeError("the device is away")
+
+    def fail_once(batch: ForwardBatch) -> object:
+        handle = submit(batch)
+        if failures:
+            return handle
+        if where == "result":
+            return Failing()
+        failures.append("submit")
+        raise RuntimeError("the device is away")
+
+    monkeypatch.setattr(h.executor, "submit", fail_once)
+    h.run()
+    assert failures == [where]
+    assert [h.output(f"r{i}") for i in range(4)] == [echo([10 + i, 20 + i, 30], 20) for i in range(4)]
+    h.assert_at_baseline()
+
+
+def test_what_a_request_computed_outlives_it_unless_a_fault_ended_it() -> None:
+    h = Harness(max_total_tokens=64)
+    h.send("outgrows the pool", [1, 2, 3] * 8, 200)
+    h.run()
+    assert h.abort_code("outgrows the pool") == (500, "engine_failure")
+    assert h.scheduler.ledger.cache.evictable_size == 64  # prompt and output
+    h = Harness()
+    h.send("ended by shutdown", [1, 2, 3] * 8, 200)
+    for _ in range(20):
+        h.turn()
+    h.inbox.messages.append(ShutdownReq())
+    h.scheduler.main_loop()
+    assert h.scheduler.ledger.cache.evictable_size == 32
+    h = Harness(options="raise_token=66")
+    h.send("ended by a fault", [*range(1, 33), 66], 200)
+    h.run()
+    assert h.abort_code("ended by a fault") == (500, "engine_failure")
+    assert h.scheduler.ledger.cache.evictable_size == 32  # of its prompt, cached before
+
+
+def test_a_row_without_a_valid_token_counts_for_no_output() -> None:
+    h = Harness(options="nan_token=66")
+    h.send("bad", [1, 2, 66], 9)
+    h.send("bad at once", [66, 1], 9)
+    h.send("good", [1, 2, 3], 9)
+    h.run()
+    assert h.outbox.stats is not None
+    assert h.outbox.stats.output_tokens_total == 2 + 0 + 9
 
 
 def test_a_sampler_that_cannot_be_made_ends_one_request() -> None:

@@ -356,3 +356,29 @@ def test_a_fault_in_admission_ends_that_request(monkeypatch: pytest.MonkeyPatch)
     assert h.abort_code("bad") == (500, "engine_failure")
     assert h.output("good") == prompt_of(1, 64)[:4]
     h.assert_at_baseline()
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("max_running", [1, 8])
+def test_nobody_starves_behind_or_before_those_that_cannot_fit(page_size: int, max_running: int) -> None:
+    """Small ones around one that fits only alone, one that fills the pool to its last slot, and ones that outgrow or exceed it."""
+    pool = 256
+    h = Harness(page_size=page_size, max_total_tokens=pool, max_running_requests=max_running, chunked_prefill_size=24)
+    small = {f"small{i}": prompt_of(i, 20 + i) for i in range(12)}
+    big = {"alone": (prompt_of(50, 200), 40), "brim": (prompt_of(51, pool), 1), "outgrows": (prompt_of(52, 200), 100)}
+    for i, (rid, prompt) in enumerate(small.items()):
+        h.send(rid, prompt, 30)
+        if i == 4:
+            for name, (ids, count) in big.items():
+                h.send(name, ids, count)
+            h.send("exceeds", prompt_of(53, pool + 1), 1)
+    h.run()
+    for rid, prompt in small.items():
+        assert h.output(rid) == echo(prompt, 30)
+    for rid in ("alone", "brim"):
+        assert h.output(rid) == echo(*big[rid])
+    assert h.abort_code("outgrows") == h.abort_code("exceeds") == (500, "engine_failure")
+    assert len(h.output("outgrows")) == pool - 200 + 1  # the last token's KV is never needed
+    order = [rid for rid in h.outbox.rows if h.output(rid)]
+    assert order.index("alone") < order.index("small11"), "a small one that came later passed one that had to wait for memory"
+    h.assert_at_baseline()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ from sterna.ipc.addresses import RunDirectory
 from sterna.ipc.channel import Receiver, Sender
 from sterna.protocol.channels import ToDetokenizer, ToScheduler, ToServer
 from sterna.protocol.control import ProcessFailed, ProcessReady, SchedulerStats, ShutdownReq
-from sterna.protocol.finish import FinishLength
+from sterna.protocol.finish import FinishLength, FinishMatchedStr
 from sterna.protocol.generate import BatchTokenIDOutput, TokenIDRow, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
+from sterna.scheduler.process import LazyTokenizer
+from sterna.text.tokenizer import Tokenizer
 
 TIMEOUT_MS = 60_000
 
@@ -121,3 +124,57 @@ def test_an_executor_that_cannot_be_made_is_told_to_the_server(peers: Peers) -> 
     assert failed.process == "scheduler"
     assert "--executor" in failed.message
     assert peers.process.wait(60) == 1
+
+
+def test_the_tokenizer_is_made_once_with_both_tables_whoever_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = LazyTokenizer(make_byte_model(tmp_path / "model"))
+    load, table = Tokenizer.load, Tokenizer.table
+    loading, go_on = threading.Event(), threading.Event()
+    loads: list[str] = []
+    tables: list[bool] = []
+
+    def slow_load(folder: Path) -> Tokenizer:
+        loads.append(threading.current_thread().name)
+        loading.set()
+        assert go_on.wait(60)
+        return load(folder)
+
+    def noted_table(self: Tokenizer, *, skip_special_tokens: bool) -> object:
+        tables.append(skip_special_tokens)
+        return table(self, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "load", slow_load)
+    monkeypatch.setattr(Tokenizer, "table", noted_table)
+    warming = tokenizer.warm()
+    assert loading.wait(60)
+    got: list[Tokenizer] = []
+    asking = threading.Thread(target=lambda: got.append(tokenizer()))
+    asking.start()
+    assert not got, "it is given out only when it is whole"
+    go_on.set()
+    warming.join(60)
+    asking.join(60)
+    assert got == [tokenizer()]
+    assert loads == ["tokenizer"]
+    assert sorted(tables) == [False, True]
+
+
+def test_a_tokenizer_that_cannot_be_loaded_ends_no_thread_loudly_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = LazyTokenizer(tmp_path / "model")
+    tokenizer.warm().join(60)
+    assert "requests with stop strings will fail" in caplog.text
+    make_byte_model(tmp_path / "model")
+    assert tokenizer().vocab_size > 256
+
+
+def test_a_request_with_a_stop_string_may_come_while_the_tokenizer_is_being_made(peers: Peers) -> None:
+    peers.next_of(ProcessReady)
+    params = SamplingParams(max_new_tokens=8, stop=("de",))
+    peers.scheduler.send(
+        TokenizedGenerateReqInput(rid="a", input_ids=list(b"abcdef"), sampling_params=params, stream=True, reply_to=peers.server.address)
+    )
+    assert peers.rows_until_end()[-1].finished_reason == FinishMatchedStr("de", 4, 3)
+    peers.scheduler.send(ShutdownReq())
+    assert peers.process.wait(60) == 0

@@ -2,12 +2,11 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sterna.server import body as body_module
+from sterna.server.body import MAX_WARNED_NAMES
 from unit.server.asgi import post
 from unit.server.engine import running
 
@@ -15,13 +14,6 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 MINIMAL: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, COMPLETIONS: {"prompt": "hi"}, "/generate": {"text": "hi"}}
-
-
-@pytest.fixture(autouse=True)
-def _forget_warnings() -> Iterator[None]:
-    body_module._warned.clear()
-    yield
-    body_module._warned.clear()
 
 
 BAD_VALUES: list[tuple[str, Any]] = [
@@ -190,11 +182,21 @@ async def test_a_field_that_nobody_defines_is_ignored_with_one_warning(caplog: p
     assert [record.args for record in caplog.records] == [("colour",), ("size",)]
 
 
+async def test_each_app_warns_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        async with running() as engine:
+            await post(engine.app, CHAT, {"messages": HI, "colour": "red"})
+    assert [record.args for record in caplog.records] == [("colour",)] * 2
+
+
 async def test_warnings_about_unknown_fields_have_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with running() as engine:
-        assert (await post(engine.app, CHAT, {"messages": HI, **{f"f{i}": 1 for i in range(2000)}, "x" * 5000: 1})).status == 200
-    assert len(caplog.records) == body_module.MAX_WARNED_NAMES
+        for batch in range(3):
+            unknown = {f"f{batch}-{i}": 1 for i in range(MAX_WARNED_NAMES // 2)} | {"x" * 5000: 1}
+            assert (await post(engine.app, CHAT, {"messages": HI, **unknown})).status == 200
+    assert len(caplog.records) == MAX_WARNED_NAMES
     assert max(len(str(record.args)) for record in caplog.records) < 100
 
 

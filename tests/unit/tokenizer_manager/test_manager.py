@@ -184,6 +184,12 @@ def test_lost_output_ends_the_request_and_no_other() -> None:
         assert reason.status_code == 500
         assert [abort.rid for abort in group.scheduler.of(AbortReq)] == ["r"]
         assert (await other.next_delta()).finished_reason is None
+        reader.close()
+        with pytest.raises(DuplicateRid):  # the scheduler still has it
+            await group.manager.generate_request(request(), group.manager.admit())
+        group.inbox.put(output(StrRow("r", 3, [], "", ABORTED)))
+        await settled(lambda: not group.manager.is_live("r"))
+        await group.manager.generate_request(request(), group.manager.admit())
 
     scenario(test)
 
@@ -220,14 +226,44 @@ def test_a_draining_server_admits_nothing() -> None:
 def test_what_the_detokenizer_refuses_is_aborted_once() -> None:
     async def test(group: ManagerWithFakes) -> None:
         reader = await group.manager.generate_request(request(), group.manager.admit())
-        group.inbox.put(DecodeRefused(rid="r"))
-        group.inbox.put(DecodeRefused(rid="nobody"))
+        group.inbox.put(DecodeRefused(rid="r", epoch=1))
+        group.inbox.put(DecodeRefused(rid="nobody", epoch=1))
         await settled(lambda: bool(group.scheduler.of(AbortReq)))
         group.inbox.put(output(StrRow("r", 0, [], "", FinishAbort("no room", 503, "queue_full"))))
         reason = (await reader.next_delta()).finished_reason
         assert isinstance(reason, FinishAbort)
         assert reason.code == "queue_full"
         assert len(group.scheduler.of(AbortReq)) == 1
+
+    scenario(test)
+
+
+def test_messages_of_another_epoch_change_nothing() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        group.inbox.put(DecodeRefused(rid="r", epoch=0))
+        group.inbox.put(output(StrRow("r", 0, [97], "old", FinishLength(1)), epoch=0))
+        group.inbox.put(output(StrRow("r", 0, [97], "new", FinishLength(1))))
+        assert (await reader.next_delta()).text == "new"
+        assert not group.scheduler.of(AbortReq)
+        await settled(lambda: bool(group.scheduler.of(OutputCredit)))
+        assert group.scheduler.of(OutputCredit) == [OutputCredit(batches=1)]
+
+    scenario(test)
+
+
+def test_a_shutdown_ends_every_request_with_its_own_reason_and_tells_the_scheduler() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        reader = await group.manager.generate_request(request(), group.manager.admit())
+        group.manager.end_all(FinishAbort("the server is shutting down", 503, "draining"))
+        reason = (await reader.next_delta()).finished_reason
+        assert isinstance(reason, FinishAbort)
+        assert reason.code == "draining"
+        reader.close()
+        assert [abort.rid for abort in group.scheduler.of(AbortReq)] == ["r"]
+        assert not group.manager.idle_event.is_set()
+        group.inbox.put(output(StrRow("r", 0, [], "", ABORTED)))
+        await settled(group.manager.idle_event.is_set)
 
     scenario(test)
 

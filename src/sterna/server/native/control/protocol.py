@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from sterna.errors import InvalidRequest
-from sterna.server.body import BodyDecoder
+from sterna.server.body import BodyDecoder, UnknownFields
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -41,9 +41,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 _abort = BodyDecoder(AbortRequest, unbuilt={"abort_message": ()})
 
 
-def decode_abort(body: bytes, *, strict: bool = False) -> AbortRequest:
+def decode_abort(body: bytes, unknown: UnknownFields) -> AbortRequest:
     """Raises InvalidRequest."""
-    request, _ = _abort.decode(body, strict=strict)
+    request, _ = _abort.decode(body, unknown)
     if request.rid is None and not request.abort_all:
         raise InvalidRequest("rid: name a request, or set abort_all", param="rid")
     return request

@@ -13,7 +13,7 @@ from sterna.server.native.control.protocol import AbortResponse, FlushCacheRespo
 
 async def abort_request(exchange: Exchange, context: AppContext) -> None:
     """Raises RequestNotFound for a rid that isn't live."""
-    request = decode_abort(await exchange.body(), strict=context.args.strict_fields)
+    request = decode_abort(await exchange.body(), context.unknown_fields)
     if request.abort_all:
         await exchange.respond_json(AbortResponse(context.manager.abort_all()))
         return

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sterna.errors import InvalidRequest
-from sterna.server.body import BodyDecoder, parse
+from sterna.server.body import BodyDecoder, UnknownFields, parse
 from sterna.server.openai.fields import SGLANG_UNBUILT, CacheSalt, User
 from sterna.server.sampling import Count, PositiveCount, SamplingFields, Seed
 
@@ -94,13 +94,13 @@ _sampling = BodyDecoder(GenerateSamplingParams, unbuilt=SAMPLING_UNBUILT)
 _many = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def decode(body: bytes, *, strict: bool = False) -> GenerateRequest:
+def decode(body: bytes, unknown: UnknownFields) -> GenerateRequest:
     """HTTP body → request. Raises InvalidRequest or UnsupportedField that name the field."""
-    request, fields = _decoder.decode(body, strict=strict)
+    request, fields = _decoder.decode(body, unknown)
     prompts, is_list = _to_prompts(request)
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"at most {MAX_PROMPTS} prompts", param="text" if request.text is not None else "input_ids")
-    return GenerateRequest(request, prompts, is_list, _to_sampling(fields.get("sampling_params"), len(prompts), strict=strict))
+    return GenerateRequest(request, prompts, is_list, _to_sampling(fields.get("sampling_params"), len(prompts), unknown))
 
 
 def _to_prompts(request: GenerateBody) -> tuple[list[str | list[int]], bool]:
@@ -119,19 +119,19 @@ def _to_prompts(request: GenerateBody) -> tuple[list[str | list[int]], bool]:
     return given, True
 
 
-def _to_sampling(raw: msgspec.Raw | None, count: int, *, strict: bool) -> list[GenerateSamplingParams]:
+def _to_sampling(raw: msgspec.Raw | None, count: int, unknown: UnknownFields) -> list[GenerateSamplingParams]:
     if raw is None or bytes(raw) == b"null":
         return [GenerateSamplingParams()] * count
     if not bytes(raw).startswith(b"["):
-        return [_one_sampling(raw, "sampling_params", strict=strict)] * count
+        return [_one_sampling(raw, "sampling_params", unknown)] * count
     each = parse(_many, raw, prefix="sampling_params")
     if len(each) != count:
         raise InvalidRequest(f"sampling_params: {len(each)} for {count} prompts", param="sampling_params")
-    return [_one_sampling(one, f"sampling_params[{index}]", strict=strict) for index, one in enumerate(each)]
+    return [_one_sampling(one, f"sampling_params[{index}]", unknown) for index, one in enumerate(each)]
 
 
-def _one_sampling(raw: msgspec.Raw, prefix: str, *, strict: bool) -> GenerateSamplingParams:
-    params, _ = _sampling.decode(raw, strict=strict, prefix=prefix)
+def _one_sampling(raw: msgspec.Raw, prefix: str, unknown: UnknownFields) -> GenerateSamplingParams:
+    params, _ = _sampling.decode(raw, unknown, prefix=prefix)
     return params
 
 

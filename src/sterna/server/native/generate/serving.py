@@ -16,7 +16,7 @@ PARAMS = {"prompt": "text", "max_tokens": "sampling_params.max_new_tokens", "min
 
 
 async def generate(exchange: Exchange, context: AppContext) -> None:
-    request = decode(await exchange.body(), strict=context.args.strict_fields)
+    request = decode(await exchange.body(), context.unknown_fields)
     exchange.release_body()
     body = request.body
     rid, rids = to_rids(request)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from sterna.errors import InvalidRequest
-from sterna.server.body import BodyDecoder
+from sterna.server.body import BodyDecoder, UnknownFields
 
 MAX_TEXTS = 1024
 MAX_CHARS = 1 << 21
@@ -47,9 +47,9 @@ _tokenize = BodyDecoder(TokenizeRequest, unbuilt={"messages": ()})
 _detokenize = BodyDecoder(DetokenizeRequest, unbuilt={})
 
 
-def decode_tokenize(body: bytes, *, strict: bool = False) -> TokenizeRequest:
+def decode_tokenize(body: bytes, unknown: UnknownFields) -> TokenizeRequest:
     """Raises InvalidRequest."""
-    request, _ = _tokenize.decode(body, strict=strict)
+    request, _ = _tokenize.decode(body, unknown)
     texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     if len(texts) > MAX_TEXTS:
         raise InvalidRequest(f"prompt: at most {MAX_TEXTS} texts", param="prompt")
@@ -58,9 +58,9 @@ def decode_tokenize(body: bytes, *, strict: bool = False) -> TokenizeRequest:
     return request
 
 
-def decode_detokenize(body: bytes, *, vocab_size: int, strict: bool = False) -> tuple[DetokenizeRequest, list[list[int]], bool]:
+def decode_detokenize(body: bytes, unknown: UnknownFields, *, vocab_size: int) -> tuple[DetokenizeRequest, list[list[int]], bool]:
     """The request, its lists of ids, and whether the client sent a list of lists. Raises InvalidRequest."""
-    request, _ = _detokenize.decode(body, strict=strict)
+    request, _ = _detokenize.decode(body, unknown)
     ids = [entry for entry in request.tokens if isinstance(entry, int)]
     lists = [entry for entry in request.tokens if not isinstance(entry, int)]
     if ids and lists:

@@ -17,7 +17,7 @@ from sterna.text.tokenizer import Tokenizer
 
 async def tokenize(exchange: Exchange, context: AppContext) -> None:
     manager = context.manager
-    request = decode_tokenize(await exchange.body(), strict=context.args.strict_fields)
+    request = decode_tokenize(await exchange.body(), context.unknown_fields)
     check_model(request.model, manager)
     await exchange.respond_json(await manager.run_blocking(_tokenize, request, manager.tokenizer, manager.context_len))
 
@@ -36,7 +36,7 @@ def _tokenize(request: TokenizeRequest, tokenizer: Tokenizer, context_len: int) 
 async def detokenize(exchange: Exchange, context: AppContext) -> None:
     manager = context.manager
     body = await exchange.body()
-    request, lists, is_list = decode_detokenize(body, vocab_size=manager.model.vocab_size, strict=context.args.strict_fields)
+    request, lists, is_list = decode_detokenize(body, context.unknown_fields, vocab_size=manager.model.vocab_size)
     check_model(request.model, manager)
     texts = await manager.run_blocking(_detokenize, lists, manager.tokenizer, request.skip_special_tokens is not False)
     await exchange.respond_json(DetokenizeResponse(text=texts if is_list else texts[0]))

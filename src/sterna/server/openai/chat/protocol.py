@@ -8,11 +8,11 @@ from typing import Any, Literal
 import msgspec
 
 from sterna.errors import InvalidRequest, UnsupportedField
-from sterna.server.body import BodyDecoder, parse
+from sterna.server.body import BodyDecoder, UnknownFields, parse
 from sterna.server.openai.fields import OPENAI_UNBUILT, SGLANG_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
 from sterna.server.sampling import PositiveCount
 
-MAX_MESSAGES = 100_000
+MAX_MESSAGES = 16_384
 # Parts that OpenAI defines and that need a model with eyes or ears.
 MEDIA_PARTS = frozenset({"image_url", "input_audio", "audio_url", "video_url", "file", "image", "audio", "video"})
 
@@ -92,9 +92,9 @@ _decoder = BodyDecoder(ChatCompletionBody, unbuilt=UNBUILT)
 _messages = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-def decode(body: bytes, *, strict: bool = False) -> ChatCompletionRequest:
+def decode(body: bytes, unknown: UnknownFields) -> ChatCompletionRequest:
     """HTTP body → request. Raises InvalidRequest or UnsupportedField that name the field."""
-    request, fields = _decoder.decode(body, strict=strict)
+    request, fields = _decoder.decode(body, unknown)
     if not request.messages:
         raise InvalidRequest("messages: at least one is needed", param="messages")
     if len(request.messages) > MAX_MESSAGES:

@@ -21,7 +21,7 @@ COMPLETION_PARAMS = {**PARAMS, "max_tokens": "max_completion_tokens"}
 
 async def chat_completions(exchange: Exchange, context: AppContext) -> None:
     manager = context.manager
-    request = decode(await exchange.body(), strict=context.args.strict_fields)
+    request = decode(await exchange.body(), context.unknown_fields)
     exchange.release_body()
     body = request.body
     check_model(body.model, manager)

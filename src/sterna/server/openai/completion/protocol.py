@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 
 from sterna.errors import InvalidRequest
-from sterna.server.body import BodyDecoder
+from sterna.server.body import BodyDecoder, UnknownFields
 from sterna.server.openai.fields import OPENAI_UNBUILT, SGLANG_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
 
 MAX_PROMPTS = 1024
@@ -36,9 +36,9 @@ UNBUILT = {
 _decoder = BodyDecoder(CompletionRequest, unbuilt=UNBUILT)
 
 
-def decode(body: bytes, *, strict: bool = False) -> CompletionRequest:
+def decode(body: bytes, unknown: UnknownFields) -> CompletionRequest:
     """HTTP body → request. Raises InvalidRequest or UnsupportedField that name the field."""
-    request, _ = _decoder.decode(body, strict=strict)
+    request, _ = _decoder.decode(body, unknown)
     to_prompts(request.prompt)
     return request
 

@@ -20,7 +20,7 @@ PARAMS = {"input_ids": "prompt", "text": "prompt"}
 
 async def completions(exchange: Exchange, context: AppContext) -> None:
     manager = context.manager
-    request = decode(await exchange.body(), strict=context.args.strict_fields)
+    request = decode(await exchange.body(), context.unknown_fields)
     exchange.release_body()
     check_model(request.model, manager)
     options = check_stream_options(request.stream, request.stream_options)
