@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from byte_model import EOS, IM_END, VOCAB_SIZE, tokenizer_json
-from sterna.config.model_config import GenerationDefaults, ModelConfig
+from model_facts import model_facts
+from sterna.config.model_config import GenerationDefaults
 from sterna.config.server_args import ServerArgs
 from sterna.errors import InvalidRequest
 from sterna.protocol.channels import ToScheduler
@@ -58,18 +59,7 @@ class Engine:
         self.abort_seen = asyncio.Event()
         self._positions: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        model = ModelConfig(
-            name="bytes",
-            source="",
-            family="llama",
-            weights_dtype="none",
-            num_parameters=0,
-            vocab_size=VOCAB_SIZE,
-            context_len=context_len,
-            bos_token_id=None,
-            eos_token_ids=(EOS, IM_END),
-            generation=GENERATION,
-        )
+        model = model_facts(vocab_size=VOCAB_SIZE, context_len=context_len, eos_token_ids=(EOS, IM_END), generation=GENERATION)
         self.template = FakeTemplate() if template is None else template
         self.manager = TokenizerManager(
             self.args, model, Tokenizer.from_json(tokenizer_json()), self.template or None, self.inbox, self, epoch=1

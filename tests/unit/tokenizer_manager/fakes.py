@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 from byte_model import VOCAB_SIZE, tokenizer_json
-from sterna.config.model_config import ModelConfig
+from model_facts import model_facts
 from sterna.config.server_args import ServerArgs
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import ProcessReady
@@ -58,17 +58,7 @@ class FakeSender:
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-MODEL = ModelConfig(
-    name="bytes",
-    source="",
-    family="llama",
-    weights_dtype="none",
-    num_parameters=0,
-    vocab_size=VOCAB_SIZE,
-    context_len=64,
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+MODEL = model_facts(vocab_size=VOCAB_SIZE, context_len=64)
 
 
 class ManagerWithFakes:
