@@ -27,7 +27,7 @@ from sterna.protocol.control import (
     ProcessReady,
     SchedulerStats,
 )
-from sterna.protocol.finish import ABORTED, FinishAbort
+from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
 from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
