@@ -27,7 +27,7 @@ from sterna.protocol.control import (
     ProcessReady,
     SchedulerStats,
 )
-from sterna.protocol.finish import ABORTED, FinishAbort
+from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
 from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
@@ -362,7 +362,7 @@ class TokenizerManager:
         except Exception as fault:  # whatever it is, the rows behind it are other requests'
             log.error("%s: output was lost: %s", row.rid, fault, exc_info=not isinstance(fault, JournalGap))
             self._abort(state)
-            self._end_locally(state, FinishAbort("internal error", 500, "engine_failure"))
+            self._end_locally(state, FAULT)
             return
         if row.finished_reason is not None and epoch == state.epoch:
             state.awaits_terminal = False
