@@ -6,6 +6,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+STAMP_VENV := $(VENV)/.made
 STAMP_SERVE := $(VENV)/.installed-serve
 STAMP_DEV := $(VENV)/.installed-dev
 
@@ -14,7 +15,9 @@ STAMP_DEV := $(VENV)/.installed-dev
 serve: $(STAMP_SERVE)
 	@$(BIN)/sterna serve "$(MODEL)" --port "$(PORT)" $(ARGS)
 
+# The tests of the default model want it fetched: here, with its progress bar, not inside a test with a deadline.
 test: $(STAMP_DEV)
+	@$(BIN)/sterna pull
 	$(BIN)/pytest
 
 check: $(STAMP_DEV)
@@ -31,17 +34,19 @@ fmt: $(STAMP_DEV)
 bench: $(STAMP_DEV)
 	$(BIN)/python bench/run.py $(ARGS)
 
-$(BIN)/python:
+# Stamped when it is whole: an interrupted one is made anew.
+$(STAMP_VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Sterna needs Python 3.11 or newer; name one with PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
-$(STAMP_SERVE): pyproject.toml | $(BIN)/python
+$(STAMP_SERVE): pyproject.toml $(STAMP_VENV)
 	$(BIN)/pip install --disable-pip-version-check -e '.[torch]'
 	@touch $@
 
-$(STAMP_DEV): pyproject.toml | $(BIN)/python
+$(STAMP_DEV): pyproject.toml $(STAMP_VENV)
 	$(BIN)/pip install --disable-pip-version-check -e '.[torch,dev]'
-	@touch $@ $(STAMP_SERVE)
+	@touch $(STAMP_SERVE) $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sterna.config.model_config import ModelConfig
+from model_facts import model_facts
 from sterna.models.spec import AttentionSpec, GatedMLPSpec, KVGroup, LayerSpec, ModelSpec
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
@@ -51,12 +51,8 @@ def make_byte_model(folder: Path, *, context_len: int = 4096, chat_template: str
         final_norm_eps=1e-5,
         tied_head=True,
     )
-    facts = ModelConfig(
-        name="bytes",
+    facts = model_facts(
         source=str(folder),
-        family="llama",
-        weights_dtype="none",
-        num_parameters=0,
         vocab_size=VOCAB_SIZE,
         context_len=context_len,
         bos_token_id=BOS,

@@ -29,3 +29,11 @@ def slow_server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     flags = ["--executor", "scripted", "--executor-options", f"step_ms={STEP_MS}", "--max-running-requests", "4"]
     with running_server(byte_model, *flags, log=tmp_path_factory.mktemp("slow") / "log") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def paced_server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Steps slow enough for many clients to be in one, and room for them."""
+    flags = ["--executor", "scripted", "--executor-options", "step_ms=20"]
+    with running_server(byte_model, *flags, log=tmp_path_factory.mktemp("paced") / "log") as server:
+        yield server

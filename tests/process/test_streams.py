@@ -4,17 +4,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tokenizers
 
 from byte_model import tokenizer_json
 from running_server import RunningServer
-from sterna.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.from_json(tokenizer_json())
+TOKENIZER = tokenizers.Tokenizer.from_str(tokenizer_json())
 TEXTS = ["plain text", "世界 and ไทย", "👩‍👩‍👧‍👦 family", "tabs\tand\nlines  two  spaces. After", "é e\u0301 combining", "🏳️‍🌈"]
 
 
 def one_shot(ids: list[int]) -> str:
-    return TOKENIZER.decode(ids, skip_special_tokens=True)
+    return str(TOKENIZER.decode(ids, skip_special_tokens=True))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -33,6 +33,15 @@ def test_joined_deltas_are_the_full_text_byte_for_byte(fast_server: RunningServe
     assert set(reasons[:-1]) <= {None}
 
 
+def test_a_list_of_prompts_gets_the_texts_of_its_members_alone_in_their_order(fast_server: RunningServer) -> None:
+    with fast_server.openai() as client:
+        together = client.completions.create(model="bytes", prompt=TEXTS, max_tokens=20)
+        alone = [client.completions.create(model="bytes", prompt=text, max_tokens=20).choices[0].text for text in TEXTS]
+    assert [choice.index for choice in together.choices] == list(range(len(TEXTS)))
+    assert [choice.text for choice in together.choices] == alone
+    assert len(set(alone)) == len(TEXTS)
+
+
 def converse(server: RunningServer, index: int) -> tuple[str, str]:
     """(streamed, whole) of one chat whose echo is its own."""
     messages: list[Any] = [{"role": "user", "content": f"client {index}: " + TEXTS[index % len(TEXTS)]}]
@@ -44,12 +53,13 @@ def converse(server: RunningServer, index: int) -> tuple[str, str]:
     return joined, whole
 
 
-def test_64_clients_at_once_each_get_their_own_text(fast_server: RunningServer) -> None:
+def test_64_clients_at_once_each_get_their_own_text(paced_server: RunningServer) -> None:
     with ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(lambda index: converse(fast_server, index), range(64)))
+        answers = list(pool.map(lambda index: converse(paced_server, index), range(64)))
     for index, (joined, whole) in enumerate(answers):
         assert joined == whole
         assert f"client {index}: " in whole
+    assert paced_server.metrics()["sterna_max_batch_size"] >= 16
 
 
 def test_usage_comes_once_in_a_chunk_without_choices(fast_server: RunningServer) -> None:

@@ -35,29 +35,26 @@ class Decoding:
     """Of the scheduler whose rows it takes."""
     next_token: int = 0
     """`start` of the row that must come next."""
-    sent: int = 0
-    """Characters that have left."""
     held: str = ""
     """Stable text that hasn't: it could be the beginning of a stop string."""
 
     def release(self, text: str) -> str:
         """Take `text` in; return what may leave."""
         if self.matcher is None:
-            out = text
-        else:
-            self.matcher.push(text)
-            pending = self.held + text
-            keep = len(pending) - self.matcher.held
-            out, self.held = pending[:keep], pending[keep:]
-        self.sent += len(out)
+            return text
+        self.matcher.push(text)
+        pending = self.held + text
+        keep = len(pending) - self.matcher.held
+        out, self.held = pending[:keep], pending[keep:]
         return out
 
     def conclude(self, text: str, reason: FinishReason) -> str:
         """The last text to leave: all that is held, cut where `reason` says."""
         pending = self.held + text
         if isinstance(reason, FinishMatchedStr):
+            sent = self.status.sent_offset - len(pending)
             end = reason.char_offset - self.opening.chars_before + (len(reason.matched) if self.opening.no_stop_trim else 0)
-            pending = pending[: max(end - self.sent, 0)]
+            pending = pending[: max(end - sent, 0)]
         return pending
 
 

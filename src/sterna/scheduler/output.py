@@ -16,7 +16,7 @@ from sterna.text.incremental import PROMPT_TAIL_TOKENS
 log = logging.getLogger(__name__)
 
 
-def to_token_id_output(epoch: int, reqs: Iterable[Req], refusals: list[TokenIDRow]) -> tuple[BatchTokenIDOutput, list[Req]]:
+def to_token_id_output(epoch: int, reqs: list[Req], refusals: list[TokenIDRow]) -> tuple[BatchTokenIDOutput, list[Req]]:
     """One row per request with all that it hasn't sent, then `refusals`. Changes nothing: `mark_sent` does, once it has left.
 
     Also those whose row could not be made. A terminal row with status 500 stands in its place: they have ended.

@@ -1,7 +1,7 @@
 """The scheduler's event loop: receive, admit, choose, run, publish.
 
 Everything happens in this one thread, and between two steps nothing is in flight: whoever ends between steps gives back all that it
-held at once. A fault in one request's handling ends that request; a fault of a step ends the rows of that step.
+held at once. A fault in one request's handling ends that request; the rows of a step that fails are run again one by one (`step.py`).
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ class Scheduler:
             log.error("%s: a second request under a live rid was dropped", obj.rid)
             return
         try:
-            if self.prefill.num_waiting >= self._max_queued_requests and len(self.reqs) >= self.prefill.max_rows:
+            # Rows that are still free count too: of a burst, the first few have only not been admitted yet.
+            if len(self.reqs) >= self.prefill.max_rows + self._max_queued_requests:
                 raise Refusal(QUEUE_FULL)
             req = to_req(obj, self._serial, received, self._limits, self._tokenizer)
         except Refusal as refusal:
@@ -344,7 +345,7 @@ class Scheduler:
     def publish(self) -> None:
         """One message with everything that is due, the gauge now and then, and the books checked."""
         if self.credits > 0 and (self._due or self._refusals):
-            output, failed = to_token_id_output(self._epoch, self._due, self._refusals)
+            output, failed = to_token_id_output(self._epoch, list(self._due), self._refusals)
             self._outbox.to_detokenizer(output)
             self.credits -= 1
             mark_sent(self._due)

@@ -23,6 +23,7 @@ from sterna.server.request_log import RequestLog
 from sterna.server.route import Route, compile_path
 from sterna.server.routes import ROUTES
 from sterna.server.sampling import SamplingResolver
+from sterna.server.threads import Threads
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def create_app(manager: TokenizerManager, args: ServerArgs) -> App:
         sampling=SamplingResolver(manager.model.vocab_size, manager.model.generation, args.sampling_defaults),
         generations=Generations(manager, request_log),
         metrics=metrics,
+        threads=Threads.create(args),
         unknown_fields=UnknownFields(strict=args.strict_fields),
         openapi=msgspec.json.encode(describe(ROUTES, keyed=args.api_key is not None, open_paths=open_paths)),
         started=int(time.time()),
@@ -56,7 +58,7 @@ class _Compiled(NamedTuple):
 
 
 class App:
-    """See the module. Speaks HTTP only: it needs no lifespan, and refuses WebSockets by saying nothing of them."""
+    """See the module; `shutdown` ends it. Speaks HTTP only: it needs no lifespan, and refuses WebSockets by saying nothing of them."""
 
     def __init__(self, context: AppContext, auth: Auth, request_log: RequestLog) -> None:
         self.context = context
@@ -93,6 +95,10 @@ class App:
             exchange.release_body()
             if exchange.status is not None:
                 self.context.metrics.answered(exchange)
+
+    def shutdown(self) -> None:
+        """Let the threads go; call when no request is being answered any more."""
+        self.context.threads.shutdown()
 
     def _route(self, exchange: Exchange) -> Route:
         """Raises RequestNotFound, MethodNotAllowed."""

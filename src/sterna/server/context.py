@@ -9,6 +9,7 @@ from sterna.server.body import UnknownFields
 from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
 from sterna.server.sampling import SamplingResolver
+from sterna.server.threads import Threads
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
@@ -19,6 +20,7 @@ class AppContext:
     sampling: SamplingResolver
     generations: Generations
     metrics: Metrics
+    threads: Threads
     unknown_fields: UnknownFields
     openapi: bytes
     """The document of /openapi.json."""

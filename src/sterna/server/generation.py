@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +15,8 @@ from sterna.server.errors import error_of, rename_param, to_http
 from sterna.server.exchange import ClientGone, Exchange
 from sterna.server.request_log import Origin, RequestLog
 from sterna.server.sse import SseStream
+from sterna.server.threads import BoundedThreads
+from sterna.tokenizer_manager.fan_out import JournalMerge
 from sterna.tokenizer_manager.manager import TokenizerManager
 from sterna.tokenizer_manager.req_state import Admission, JournalReader, OutputDelta, aborted
 
@@ -47,8 +48,6 @@ class Generations:
     def __init__(self, manager: TokenizerManager, request_log: RequestLog) -> None:
         self.manager = manager
         self._log = request_log
-        self._fan_outs: dict[str, list[str]] = {}
-        """rid of a list of prompts -> the rids that its members run under."""
 
     @asynccontextmanager
     async def run(
@@ -60,8 +59,11 @@ class Generations:
         *,
         user: str | None,
         params: Mapping[str, str],
+        threads: BoundedThreads | None = None,
     ) -> AsyncIterator[Outputs]:
         """Take `count` places, convert (hop 2, off the event loop), dispatch (hop 3); every journal is closed at the end of the block.
+
+        `threads` are those that a slow `convert` has for itself; without them it runs where prompts are tokenized.
 
         Places come first: a refusal for load costs neither template nor tokenizer. `rid` is the client's name for all of it; `params` says
         what the surface calls the core's fields.
@@ -71,10 +73,9 @@ class Generations:
         places = Places(self.manager, count)
         try:
             async with exchange.until_gone():
-                objs = await self.manager.run_blocking(convert)
-                with self._named(rid, objs):
-                    for obj in objs:
-                        outputs.readers.append(await self._start(exchange, obj, places.take(), user))
+                objs = await (self.manager.run_blocking if threads is None else threads.run)(convert)
+                with self.manager.named(rid, [obj.rid for obj in objs]):
+                    outputs.readers += await self._start(exchange, objs, [places.take() for _ in objs], user)
                     yield outputs
         except RequestError as error:
             raise rename_param(error, params) from None
@@ -82,35 +83,20 @@ class Generations:
             outputs.close()
             places.close()
 
-    @contextmanager
-    def _named(self, rid: str, objs: list[GenerateReqInput]) -> Iterator[None]:
-        """Remember which rids the members of a list run under. Raises DuplicateRid."""
-        if rid in self._fan_outs or self.manager.is_live(rid):
-            raise DuplicateRid(f"a request with rid {rid!r} is running", param="rid")
-        if [obj.rid for obj in objs] == [rid]:
-            yield
-            return
-        self._fan_outs[rid] = [obj.rid for obj in objs]
-        try:
-            yield
-        finally:
-            del self._fan_outs[rid]
-
-    async def _start(self, exchange: Exchange, obj: GenerateReqInput, admission: Admission, user: str | None) -> JournalReader:
-        origin = Origin(exchange.route, exchange.request_id, user, obj.stream)
-        self._log.begin(obj.rid, origin)
+    async def _start(
+        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: list[Admission], user: str | None
+    ) -> list[JournalReader]:
+        origin = Origin(exchange.route, exchange.request_id, user, objs[0].stream)
+        for obj in objs:
+            self._log.begin(obj.rid, origin)
         exchange.registered = True
         try:
-            return await self.manager.generate_request(obj, admission)
+            return await self.manager.generate_batch(objs, admissions)
         except BaseException as fault:
             exchange.registered = not isinstance(fault, DuplicateRid)
-            admission.close()
-            self._log.drop(obj.rid, origin)
+            for obj in objs:
+                self._log.drop(obj.rid, origin)
             raise
-
-    def abort(self, rid: str) -> int:
-        """End the request, or all members of the list, that a client calls `rid`; how many there were."""
-        return sum(self.manager.abort_request(member) for member in [*self._fan_outs.get(rid, ()), rid])
 
 
 class Outputs:
@@ -119,7 +105,7 @@ class Outputs:
     def __init__(self, params: Mapping[str, str]) -> None:
         self.readers: list[JournalReader] = []
         self._params = params
-        self._merge: _Merge | None = None
+        self._merge: JournalMerge | None = None
 
     async def next(self) -> tuple[int, OutputDelta]:
         """The index of a prompt, and what its journal gained. Raises what a refusal, a fault or a timeout of the request stands for.
@@ -130,7 +116,7 @@ class Outputs:
             index, delta = 0, await self.readers[0].next_delta()
         else:
             if self._merge is None:
-                self._merge = _Merge(self.readers)
+                self._merge = JournalMerge(self.readers)
             index, delta = await self._merge.next()
         if isinstance(delta.finished_reason, FinishAbort) and not aborted(delta.finished_reason):
             error = error_of(delta.finished_reason)
@@ -159,47 +145,6 @@ class Outputs:
             self._merge.close()
         for reader in self.readers:
             reader.close()
-
-
-class _Merge:
-    """Deltas of several journals in the order in which they come.
-
-    A journal isn't read on before its last delta has been dealt with: until then it merges what it gets, and its reader's counts are those
-    of that delta.
-    """
-
-    def __init__(self, readers: list[JournalReader]) -> None:
-        self._queue: asyncio.Queue[tuple[int, OutputDelta | Exception]] = asyncio.Queue()
-        self._dealt_with = [asyncio.Event() for _ in readers]
-        self._last: int | None = None
-        self._pumps = [asyncio.create_task(self._pump(index, reader)) for index, reader in enumerate(readers)]
-
-    async def next(self) -> tuple[int, OutputDelta]:
-        if self._last is not None:
-            self._dealt_with[self._last].set()
-            self._last = None
-        index, delta = await self._queue.get()
-        if isinstance(delta, Exception):
-            raise delta
-        self._last = index
-        return index, delta
-
-    async def _pump(self, index: int, reader: JournalReader) -> None:
-        dealt_with = self._dealt_with[index]
-        try:
-            delta = await reader.next_delta()
-            while delta.finished_reason is None:
-                self._queue.put_nowait((index, delta))
-                await dealt_with.wait()
-                dealt_with.clear()
-                delta = await reader.next_delta()
-            self._queue.put_nowait((index, delta))
-        except Exception as fault:
-            self._queue.put_nowait((index, fault))
-
-    def close(self) -> None:
-        for pump in self._pumps:
-            pump.cancel()
 
 
 @dataclass(slots=True, frozen=True)

@@ -56,6 +56,7 @@ class HTTPServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
         )
+        self._app = app
         self._server = _Uvicorn(config)
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
@@ -72,10 +73,11 @@ class HTTPServer:
             await self._task
 
     async def shutdown(self) -> None:
-        """Stop listening, let responses in progress end (`GRACE_S` at most), close every connection."""
+        """Stop listening, let responses in progress end (`GRACE_S` at most), close every connection and the app."""
         self._server.stop.set()
         if self._task is not None:
             await self._task
+        self._app.shutdown()
 
 
 class _Uvicorn(uvicorn.Server):

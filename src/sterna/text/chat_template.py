@@ -34,7 +34,8 @@ from sterna.errors import InvalidRequest, ModelError
 
 MAX_RENDERED_CHARS = 1 << 25
 """Characters of rendered text: twice the default limit of a request's body in bytes."""
-RENDER_SECONDS = 20.0
+RENDER_SECONDS = 5.0
+"""A thread is taken for so long at most; templates take milliseconds."""
 
 _TICK = "_sterna_tick"
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "

@@ -1,6 +1,6 @@
 """`TokenizerManager`: where a request enters the runtime and where its output comes back. Owns `rid -> ReqState`.
 
-It lives on the server's event loop; everything here runs there, but template and tokenizer, which run in threads.
+It lives on the server's event loop; everything here runs there, but the tokenizer, which runs in threads.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Literal, ParamSpec, TypeVar, assert_never
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
-from sterna.errors import Draining, DuplicateRid, EngineDead, NotReady, QueueFull, RequestError
+from sterna.errors import Draining, DuplicateRid, EngineDead, EngineError, NotReady, OverloadedError, QueueFull, RequestError
 from sterna.ipc.channel import ChannelError, Receiver, Sender
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import (
@@ -26,11 +27,12 @@ from sterna.protocol.control import (
     ProcessReady,
     SchedulerStats,
 )
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
 from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.control import ControlCalls
+from sterna.tokenizer_manager.fan_out import FanOuts, to_message
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
 from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes, aborted
 from sterna.tokenizer_manager.tokenize import to_tokenized
@@ -86,6 +88,7 @@ class TokenizerManager:
         self._inbox = inbox
         self._scheduler = scheduler
         self._states: dict[str, ReqState] = {}
+        self._fan_outs = FanOuts()
         self._closed: set[str] = set()
         """Live rids whose reader has gone."""
         self._admitted = 0
@@ -123,7 +126,16 @@ class TokenizerManager:
         return len(self._states)
 
     def is_live(self, rid: str) -> bool:
-        return rid in self._states
+        """Whether a request or a fan-out has that name."""
+        return rid in self._states or rid in self._fan_outs
+
+    def silent_since(self) -> float | None:
+        """Since when (seconds of CLOCK_MONOTONIC) the engine has owed an answer and said nothing at all; None while it owes none.
+
+        Looks at every live request: for a probe, not for every token.
+        """
+        owed = [state.times.dispatched for state in self._states.values() if state.awaits_terminal and state.times.dispatched is not None]
+        return max(self.last_heard, min(owed)) if owed else None
 
     # ---- requests ----
 
@@ -152,49 +164,82 @@ class TokenizerManager:
         return await loop.run_in_executor(self._threads, lambda: fn(*args, **kwargs))
 
     async def generate_request(self, obj: GenerateReqInput, admission: Admission) -> JournalReader:
-        """Hop 3: register `obj.rid`, tokenize, dispatch. The reader must be closed by whoever gets it.
+        """Hop 3 of a request that runs alone: `generate_batch` of one member."""
+        (reader,) = await self.generate_batch([obj], [admission])
+        return reader
 
-        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest; then nothing of the request is left and `admission` is closed.
+    async def generate_batch(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[JournalReader]:
+        """Hop 3: register every member under its rid, tokenize each, dispatch all of them in one message. All or nothing.
+
+        `admissions` are one per member, and taken over. The readers come in the order of `objs`; each must be closed by whoever gets them.
+        A member that is aborted before the dispatch isn't part of it: its reader says so, and the others run.
+        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about; then nothing of any is left and
+        `admissions` are closed.
         """
-        if obj.rid in self._states:
-            admission.close()
-            raise DuplicateRid(f"a request with rid {obj.rid!r} is running", param="rid")
-        state = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
-        self._states[obj.rid] = state
-        self.started_total += 1
+        states = self._register(objs, admissions)
         try:
-            tokenized = await self.run_blocking(
-                to_tokenized,
-                obj,
-                self.tokenizer,
-                vocab_size=self.model.vocab_size,
-                context_len=self.context_len,
-                reply_to=self._inbox.address,
-                epoch=self._epoch,
-            )
-            state.times.tokenized = time.monotonic()
-            state.tokenized = tokenized
-            state.prompt_tokens = len(tokenized.input_ids)
-            if not state.finished:  # aborted, or the engine died, while it was being tokenized
-                state.times.dispatched = time.monotonic()
-                self._scheduler.send(tokenized)
-                state.dispatched = state.awaits_terminal = True
-            return JournalReader(state, self._reader_closed)
-        except RequestError as fault:
-            state.finished_reason = FinishAbort(fault.message, fault.status, fault.code, fault.param)
-            self._remove(state, "error")
-            raise
+            for obj, state in zip(objs, states, strict=True):
+                if not state.finished:
+                    await self._tokenize(obj, state)
+            self._dispatch(states)
         except BaseException as fault:
-            self._remove(state, "abort" if isinstance(fault, asyncio.CancelledError) else "error")
+            for state in states:
+                end_locally(state, _reason_of(fault))
+                self._remove(state, self._outcome(state))
             raise
+        return [JournalReader(state, self._reader_closed) for state in states]
 
-    def abort_request(self, rid: str) -> bool:
-        """End exactly this rid; its reader gets the terminal output. False where it isn't live."""
-        state = self._states.get(rid)
-        if state is None or state.finished:
-            return False
-        self._abort(state)
-        return True
+    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[ReqState]:
+        states: dict[str, ReqState] = {}
+        for obj, admission in zip(objs, admissions, strict=True):
+            if self.is_live(obj.rid) or obj.rid in states:
+                for each in admissions:
+                    each.close()
+                raise _duplicate(obj.rid)
+            states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
+        self._states |= states
+        self.started_total += len(states)
+        return list(states.values())
+
+    async def _tokenize(self, obj: GenerateReqInput, state: ReqState) -> None:
+        """A job of its own for each member, one after the other: a long list never holds a thread for longer than one prompt takes."""
+        tokenized = await self.run_blocking(
+            to_tokenized,
+            obj,
+            self.tokenizer,
+            vocab_size=self.model.vocab_size,
+            context_len=self.context_len,
+            reply_to=self._inbox.address,
+            epoch=self._epoch,
+        )
+        state.times.tokenized = time.monotonic()
+        state.tokenized = tokenized
+        state.prompt_tokens = len(tokenized.input_ids)
+
+    def _dispatch(self, states: list[ReqState]) -> None:
+        """Send those that haven't ended while they were being tokenized: aborted, or the engine died."""
+        ready = [(state, state.tokenized) for state in states if state.tokenized is not None and not state.finished]
+        if not ready:
+            return
+        now = time.monotonic()  # before the scheduler can be faster
+        for state, _ in ready:
+            state.times.dispatched = now
+        self._scheduler.send(to_message([tokenized for _, tokenized in ready]))
+        for state, _ in ready:
+            state.dispatched = state.awaits_terminal = True
+
+    def named(self, rid: str, members: Sequence[str]) -> AbstractContextManager[None]:
+        """Inside the block a client's `rid` stands for all of `members`, the rids of one HTTP request. Raises DuplicateRid."""
+        if self.is_live(rid):
+            raise _duplicate(rid)
+        return self._fan_outs.named(rid, members)
+
+    def abort_request(self, rid: str) -> int:
+        """End exactly this rid, or all members of the fan-out of that name; how many were live. Their readers get the terminal output."""
+        found = [state for member in self._fan_outs.members(rid) if (state := self._states.get(member)) is not None and not state.finished]
+        for state in found:
+            self._abort(state)
+        return len(found)
 
     def abort_all(self) -> int:
         """End every live request; how many there were."""
@@ -221,14 +266,15 @@ class TokenizerManager:
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
+            end_locally(state, reason)
             self._abort(state)
-            self._end_locally(state, reason)
+            self._remove_if_done(state)
 
     # ---- endings ----
 
     def _abort(self, state: ReqState) -> None:
         if not state.dispatched:
-            end_locally(state, FinishAbort("aborted", 499, "aborted"))
+            end_locally(state, ABORTED)
         elif not state.abort_sent:
             state.abort_sent = True
             self._scheduler.send(AbortReq(rid=state.rid))
@@ -316,7 +362,7 @@ class TokenizerManager:
         except Exception as fault:  # whatever it is, the rows behind it are other requests'
             log.error("%s: output was lost: %s", row.rid, fault, exc_info=not isinstance(fault, JournalGap))
             self._abort(state)
-            self._end_locally(state, FinishAbort("internal error", 500, "engine_failure"))
+            self._end_locally(state, FAULT)
             return
         if row.finished_reason is not None and epoch == state.epoch:
             state.awaits_terminal = False
@@ -332,3 +378,20 @@ class TokenizerManager:
             self.process_info[message.process] = message.info
             if {"scheduler", "detokenizer"} <= self.process_info.keys():
                 self.ready_event.set()
+
+
+def _duplicate(rid: str) -> DuplicateRid:
+    return DuplicateRid(f"a request with rid {rid!r} is running", param="rid")
+
+
+def _reason_of(fault: BaseException) -> FinishAbort:
+    """How a request ends that `fault` kept from being dispatched."""
+    match fault:
+        case RequestError():
+            return FinishAbort(fault.message, fault.status, fault.code, fault.param)
+        case OverloadedError() | EngineError():
+            return FinishAbort(fault.message, fault.status, fault.code)
+        case asyncio.CancelledError():
+            return ABORTED
+        case _:
+            return FinishAbort("internal error", EngineError.status, EngineError.code)

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from model_facts import model_facts
 from sterna.cli.flags import ENVIRONMENT, field_docs, parse_server_args
-from sterna.config.model_config import ModelConfig
 from sterna.config.resolve import check, complete
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
@@ -58,10 +58,7 @@ def test_a_value_out_of_range_names_its_flag(field: str, value: object) -> None:
 
 
 def test_a_context_length_that_the_named_folder_was_not_resolved_for_is_refused() -> None:
-    model = ModelConfig(
-        name="m", source="", family="llama", weights_dtype="", num_parameters=0, vocab_size=1, context_len=64, bos_token_id=None,
-        eos_token_ids=(),
-    )  # fmt: skip
+    model = model_facts(vocab_size=1, context_len=64)
     assert complete(ServerArgs(), model).context_length == complete(ServerArgs(context_length=64), model).context_length == 64
     with pytest.raises(ConfigError, match="--context-length 32"):
         complete(ServerArgs(context_length=32), model)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tiny_models
-from sterna.config.model_config import ModelConfig
+from model_facts import model_facts
 from sterna.config.server_args import ServerArgs
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, ForwardBatch, GroupSlots, StepHandle
 from sterna.executor.torch.executor import TorchExecutor, make
@@ -45,12 +45,10 @@ def tiny_executor(variant: str = "llama", *, weights: TinyWeights | None = None,
     spec = tiny_spec(variant)
     if untied:
         spec = msgspec.structs.replace(spec, tied_head=False)
-    config = ModelConfig(
+    config = model_facts(
         name=variant,
-        source="",
         family=tiny_models.VARIANTS[variant].family,
         weights_dtype="F32",
-        num_parameters=0,
         vocab_size=spec.vocab_size,
         context_len=CONTEXT,
         bos_token_id=tiny_models.BOS_ID,

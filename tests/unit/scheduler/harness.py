@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from byte_model import tokenizer_json
-from sterna.config.model_config import ModelConfig
+from model_facts import model_facts
 from sterna.config.server_args import ServerArgs
 from sterna.executor.scripted import ScriptedExecutor, create
 from sterna.protocol.channels import ToScheduler, ToServer
@@ -66,17 +66,7 @@ class Harness:
     def __init__(self, *, options: str = "", eos: tuple[int, ...] = (EOS,), context_len: int = 4096, **settings: object) -> None:
         values: dict[str, object] = {"executor": "scripted", "context_length": context_len, "executor_options": options} | settings
         self.args = ServerArgs(**values)  # type: ignore[arg-type]
-        self.model = ModelConfig(
-            name="scripted",
-            source="",
-            family="llama",
-            weights_dtype="none",
-            num_parameters=0,
-            vocab_size=VOCAB_SIZE,
-            context_len=context_len,
-            bos_token_id=None,
-            eos_token_ids=eos,
-        )
+        self.model = model_facts(vocab_size=VOCAB_SIZE, context_len=context_len, eos_token_ids=eos)
         executor = create(self.args, Path())
         assert isinstance(executor, ScriptedExecutor)
         self.executor = executor

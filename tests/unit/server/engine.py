@@ -6,13 +6,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from byte_model import EOS, IM_END, VOCAB_SIZE, tokenizer_json
-from sterna.config.model_config import GenerationDefaults, ModelConfig
+from model_facts import model_facts
+from sterna.config.model_config import GenerationDefaults
 from sterna.config.server_args import ServerArgs
 from sterna.errors import InvalidRequest
 from sterna.protocol.channels import ToScheduler
 from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, ProcessReady
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishReason
-from sterna.protocol.generate import AbortReq, BatchStrOutput, SchedulerTimes, StrRow, TokenizedGenerateReqInput
+from sterna.protocol.generate import (
+    AbortReq,
+    BatchStrOutput,
+    BatchTokenizedGenerateReqInput,
+    SchedulerTimes,
+    StrRow,
+    TokenizedGenerateReqInput,
+)
 from sterna.server.app import App, create_app
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.manager import TokenizerManager
@@ -45,22 +53,13 @@ class Engine:
         self.inbox = FakeInbox()
         self.script: Callable[[Engine, TokenizedGenerateReqInput], Awaitable[None]] = answer("hello", " world")
         self.received: list[TokenizedGenerateReqInput] = []
+        self.batches: list[list[str]] = []
+        """Rids of each fan-out that came as one message."""
         self.aborted: list[str] = []
         self.abort_seen = asyncio.Event()
         self._positions: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        model = ModelConfig(
-            name="bytes",
-            source="",
-            family="llama",
-            weights_dtype="none",
-            num_parameters=0,
-            vocab_size=VOCAB_SIZE,
-            context_len=context_len,
-            bos_token_id=None,
-            eos_token_ids=(EOS, IM_END),
-            generation=GENERATION,
-        )
+        model = model_facts(vocab_size=VOCAB_SIZE, context_len=context_len, eos_token_ids=(EOS, IM_END), generation=GENERATION)
         self.template = FakeTemplate() if template is None else template
         self.manager = TokenizerManager(
             self.args, model, Tokenizer.from_json(tokenizer_json()), self.template or None, self.inbox, self, epoch=1
@@ -71,9 +70,11 @@ class Engine:
     def send(self, message: ToScheduler) -> None:
         match message:
             case TokenizedGenerateReqInput():
-                self.received.append(message)
-                self._positions[message.rid] = 0
-                self._tasks[message.rid] = asyncio.get_running_loop().create_task(self.script(self, message))
+                self._take(message)
+            case BatchTokenizedGenerateReqInput():
+                self.batches.append([member.rid for member in message.reqs])
+                for member in message.reqs:
+                    self._take(member)
             case AbortReq():
                 self.aborted.append(message.rid)
                 self._tasks[message.rid].cancel()
@@ -83,6 +84,11 @@ class Engine:
                 self.inbox.put(FlushCacheOutput(control_id=message.control_id, flushed_tokens=7))
             case _:
                 pass
+
+    def _take(self, request: TokenizedGenerateReqInput) -> None:
+        self.received.append(request)
+        self._positions[request.rid] = 0
+        self._tasks[request.rid] = asyncio.get_running_loop().create_task(self.script(self, request))
 
     def put(self, rid: str, text: str, *, reason: FinishReason | None = None, ids: int | None = None, cached: int = 2) -> None:
         """One row: `text` in as many tokens as it has bytes, or `ids`."""
@@ -123,5 +129,6 @@ async def running(*, ready: bool = True, **options: Any) -> AsyncIterator[Engine
     try:
         yield engine
     finally:
+        engine.app.shutdown()
         engine.manager.shutdown()
         engine.inbox.close()

@@ -3,16 +3,19 @@
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sterna.protocol.control import SchedulerStats
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.server.app import App
+from sterna.server.health import SILENCE_S
 from sterna.server.route import compile_path
 from sterna.server.routes import ROUTES
+from sterna.tokenizer_manager import manager
 from unit.server.asgi import get, post, start
 from unit.server.engine import answer, running, silence
 
@@ -160,6 +163,35 @@ async def test_health_is_liveness_and_ready_is_readiness() -> None:
         engine.manager.fail("gone")
         dead = await get(engine.app, "/health")
         assert (dead.status, dead.json) == (503, {"status": "dead"})
+
+
+async def test_health_is_progress_of_the_work_that_there_is() -> None:
+    long_ago = time.monotonic() - SILENCE_S - 1
+    async with running() as engine:
+        engine.script = silence
+
+        async def status() -> tuple[int, str]:
+            call = await get(engine.app, "/health")
+            return call.status, call.json["status"]
+
+        engine.manager.last_heard = long_ago
+        assert await status() == (200, "ok")  # idle, and so silent
+        call = start(engine.app, "POST", CHAT, {"messages": HI, "stream": True, "rid": "r"})
+        while not engine.received:
+            await asyncio.sleep(0)
+        assert await status() == (200, "ok")  # silent for long, but with work for a moment only
+        times = engine.manager._states["r"].times
+        times.dispatched = long_ago
+        assert await status() == (503, "stalled")
+        engine.put("r", "a")
+        await call.next_message()
+        assert await status() == (200, "ok")  # its work is old, but goes on
+        engine.manager.last_heard = long_ago
+        assert await status() == (503, "stalled")
+        engine.put("r", "b", reason=FinishLength(2))
+        await call.done()
+        engine.manager.last_heard = long_ago
+        assert await status() == (200, "ok")  # idle again
 
 
 TOKENIZING: list[tuple[str, str, Any]] = [("/tokenize", "prompt", "a"), ("/detokenize", "tokens", [97])]
@@ -316,6 +348,23 @@ async def test_one_log_line_per_request_with_counts_and_times_and_no_text(caplog
     assert (second["outcome"], second["status"]) == ("refused", 400)
     assert "SECRET" not in caplog.text
     assert "hello" not in caplog.text
+
+
+@pytest.mark.parametrize("path_body", [(CHAT, {"messages": HI}), ("/v1/completions", {"prompt": ["a", "b"]})], ids=["one", "list"])
+async def test_the_log_line_of_a_fault_in_tokenizing_has_a_code(
+    path_body: tuple[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def to_tokenized(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("a detail")
+
+    monkeypatch.setattr(manager, "to_tokenized", to_tokenized)
+    caplog.set_level(logging.INFO, logger="sterna.request")
+    async with running() as engine:
+        call = await post(engine.app, *path_body)
+        assert (call.status, call.error["code"], engine.manager.num_live) == (500, "internal_error", 0)
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "sterna.request"]
+    assert {(line["outcome"], line["finish_reason"], line["code"]) for line in lines} == {("error", "abort", "internal_error")}
+    assert len(lines) == len(path_body[1].get("prompt", "."))
 
 
 async def test_the_description_covers_every_route_and_every_reference_resolves() -> None:

@@ -103,12 +103,12 @@ async def test_a_client_that_goes_away_while_its_prompt_is_rendered_starts_nothi
     async with running() as engine:
         rendering, go_on = asyncio.Event(), asyncio.Event()
 
-        async def run_blocking(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        async def render(fn: Any, *args: Any, **kwargs: Any) -> Any:
             rendering.set()
             await go_on.wait()
             return fn(*args, **kwargs)
 
-        engine.manager.run_blocking = run_blocking  # type: ignore[method-assign]
+        engine.app.context.threads.rendering.run = render  # type: ignore[method-assign]
         call = start(engine.app, "POST", CHAT, {"messages": HI})
         await rendering.wait()
         call.disconnect()
@@ -169,13 +169,21 @@ async def test_a_list_that_finds_no_room_gives_its_places_back() -> None:
         assert (await post(engine.app, "/v1/completions", {"prompt": ["a", "b"]})).status == 200
 
 
-async def test_one_bad_member_of_a_list_ends_the_others() -> None:
+async def test_one_bad_member_refuses_the_list_before_anything_is_dispatched() -> None:
     async with running() as engine:
         engine.script = silence
         call = await post(engine.app, "/v1/completions", {"prompt": [[1, 2], [3, 9999]]})
         assert (call.status, call.error["param"]) == (400, "prompt")
-        assert len(engine.aborted) == 1
+        assert (engine.received, engine.aborted) == ([], [])
         await nothing_left(engine)
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/generate", "text")])
+async def test_a_list_is_one_message_in_the_order_of_its_prompts(path: str, field: str) -> None:
+    async with running() as engine:
+        assert (await post(engine.app, path, {field: ["aaa", "a", "aa"]})).status == 200
+        assert engine.batches == [[request.rid for request in engine.received]]
+        assert [len(request.input_ids) for request in engine.received] == [3, 1, 2]
 
 
 async def test_a_dead_engine_is_told_to_every_waiter_and_to_everyone_after() -> None:

@@ -1,15 +1,16 @@
 """A scheduler and a detokenizer that are lists, so that a test plays them."""
 
+import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from byte_model import VOCAB_SIZE, tokenizer_json
-from sterna.config.model_config import ModelConfig
+from model_facts import model_facts
 from sterna.config.server_args import ServerArgs
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import ProcessReady
-from sterna.protocol.generate import GenerateReqInput
+from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.protocol.sampling import SamplingParams
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.manager import TokenizerManager
@@ -57,17 +58,7 @@ class FakeSender:
         return [message for message in self.sent if isinstance(message, kind)]
 
 
-MODEL = ModelConfig(
-    name="bytes",
-    source="",
-    family="llama",
-    weights_dtype="none",
-    num_parameters=0,
-    vocab_size=VOCAB_SIZE,
-    context_len=64,
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+MODEL = model_facts(vocab_size=VOCAB_SIZE, context_len=64)
 
 
 class ManagerWithFakes:
@@ -94,3 +85,26 @@ class ManagerWithFakes:
 
 def request(rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4, **fields: object) -> GenerateReqInput:
     return GenerateReqInput(rid=rid, text=text, sampling_params=SamplingParams(max_new_tokens=max_new_tokens), **fields)
+
+
+def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: int) -> None:
+    """Run `test` with a ready manager in a loop of its own."""
+
+    async def run() -> None:
+        group = await ManagerWithFakes(**args).ready()
+        try:
+            await test(group)
+        finally:
+            group.close()
+
+    asyncio.run(run())
+
+
+def output(*rows: StrRow, epoch: int = 1) -> BatchStrOutput:
+    return BatchStrOutput(epoch=epoch, detokenized_time=0.0, rows=list(rows))
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)

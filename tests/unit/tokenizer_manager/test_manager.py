@@ -1,7 +1,6 @@
 """Who owns a request when, and what every ending frees. The scheduler is the test itself."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -9,31 +8,10 @@ import pytest
 from sterna.errors import ContextLengthExceeded, DuplicateRid, EngineDead, InvalidRequest, OverloadedError, QueueFull
 from sterna.protocol.control import DecodeRefused, FlushCacheOutput, FlushCacheReq, OutputCredit, ProcessFailed
 from sterna.protocol.finish import FinishAbort, FinishLength
-from sterna.protocol.generate import AbortReq, BatchStrOutput, StrRow, TokenizedGenerateReqInput
-from unit.tokenizer_manager.fakes import ManagerWithFakes, request
+from sterna.protocol.generate import AbortReq, StrRow, TokenizedGenerateReqInput
+from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request, scenario, settled
 
 ABORTED = FinishAbort("aborted", 499, "aborted")
-
-
-def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: int) -> None:
-    async def run() -> None:
-        group = await ManagerWithFakes(**args).ready()
-        try:
-            await test(group)
-        finally:
-            group.close()
-
-    asyncio.run(run())
-
-
-def output(*rows: StrRow, epoch: int = 1) -> BatchStrOutput:
-    return BatchStrOutput(epoch=epoch, detokenized_time=0.0, rows=list(rows))
-
-
-async def settled(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def test_a_request_goes_out_tokenized_and_comes_back_through_its_reader() -> None:
@@ -333,5 +311,26 @@ def test_an_admitted_request_counts_as_work_before_it_is_registered() -> None:
         assert not group.manager.idle_event.is_set()
         admission.close()
         assert group.manager.idle_event.is_set()
+
+    scenario(test)
+
+
+def test_silence_begins_with_the_oldest_debt_or_with_the_last_word_whichever_is_later() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        manager = group.manager
+        assert manager.silent_since() is None
+        readers = [await manager.generate_request(request(rid), manager.admit()) for rid in ("old", "new")]
+        dispatched = [reader.times.dispatched for reader in readers]
+        assert manager.last_heard <= dispatched[0] <= dispatched[1]  # type: ignore[operator]
+        assert manager.silent_since() == dispatched[0]
+        group.inbox.put(output(StrRow("new", 0, [97], "a")))
+        await readers[1].next_delta()
+        assert manager.silent_since() == manager.last_heard >= dispatched[1]  # type: ignore[operator]
+        for reader in readers:
+            reader.close()
+        assert manager.silent_since() is not None, "their terminal rows are owed"
+        group.inbox.put(output(StrRow("old", 0, [], "", ABORTED), StrRow("new", 1, [], "", ABORTED)))
+        await settled(lambda: manager.num_live == 0)
+        assert manager.silent_since() is None
 
     scenario(test)

@@ -17,7 +17,7 @@ async def abort_request(exchange: Exchange, context: AppContext) -> None:
         aborted = context.manager.abort_all()
     else:
         assert request.rid is not None
-        aborted = context.generations.abort(request.rid)
+        aborted = context.manager.abort_request(request.rid)
     await exchange.respond_json(AbortResponse(aborted))
 
 

@@ -11,7 +11,7 @@ from sterna.server.body import BodyDecoder, UnknownFields
 
 MAX_TEXTS = 1024
 MAX_CHARS = 1 << 21
-"""Of all texts together: a second per megabyte is how long tokenizing takes, and prompts wait for the same threads."""
+"""Of all texts together: a second per megabyte is how long tokenizing takes, and others wait for the same thread."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

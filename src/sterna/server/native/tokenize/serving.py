@@ -1,4 +1,4 @@
-"""POST /tokenize, POST /detokenize: what hop 3 and the detokenizer would do, off the event loop."""
+"""POST /tokenize, POST /detokenize: what hop 3 and the detokenizer would do, in a thread that no prompt waits for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from sterna.text.tokenizer import Tokenizer
 
 
 async def tokenize(exchange: Exchange, context: AppContext) -> None:
+    """Raises InvalidRequest, ModelNotFound; QueueFull where too many others wait."""
     manager = context.manager
     request = decode_tokenize(await exchange.body(), context.unknown_fields)
     check_model(request.model, manager)
-    await exchange.respond_json(await manager.run_blocking(_tokenize, request, manager.tokenizer, manager.context_len))
+    async with exchange.until_gone():
+        response = await context.threads.tokenizing.run(_tokenize, request, manager.tokenizer, manager.context_len)
+    await exchange.respond_json(response)
 
 
 def _tokenize(request: TokenizeRequest, tokenizer: Tokenizer, context_len: int) -> TokenizeResponse:
@@ -34,11 +37,13 @@ def _tokenize(request: TokenizeRequest, tokenizer: Tokenizer, context_len: int) 
 
 
 async def detokenize(exchange: Exchange, context: AppContext) -> None:
+    """Raises as `tokenize` does."""
     manager = context.manager
     body = await exchange.body()
     request, lists, is_list = decode_detokenize(body, context.unknown_fields, vocab_size=manager.model.vocab_size)
     check_model(request.model, manager)
-    texts = await manager.run_blocking(_detokenize, lists, manager.tokenizer, request.skip_special_tokens is not False)
+    async with exchange.until_gone():
+        texts = await context.threads.tokenizing.run(_detokenize, lists, manager.tokenizer, request.skip_special_tokens is not False)
     await exchange.respond_json(DetokenizeResponse(text=texts if is_list else texts[0]))
 
 

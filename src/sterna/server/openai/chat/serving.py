@@ -36,7 +36,8 @@ async def chat_completions(exchange: Exchange, context: AppContext) -> None:
 
     params = PARAMS if body.max_completion_tokens is None else COMPLETION_PARAMS
     user = body.user or body.safety_identifier
-    async with context.generations.run(exchange, rid, 1, convert, user=user, params=params) as outputs:
+    threads = context.threads.rendering
+    async with context.generations.run(exchange, rid, 1, convert, user=user, params=params, threads=threads) as outputs:
         if body.stream:
             await write_stream(exchange, outputs, ChatChunks(rid, created, model, options), context.args)
         else:

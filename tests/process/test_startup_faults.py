@@ -1,0 +1,63 @@
+"""What keeps a server from starting is said to whoever started it, in words, and soon."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from running_server import RunningServer
+from tiny_gguf import write_gguf
+
+PROMPTLY_S = 60
+"""Far above what a start takes anywhere, and far below a hang."""
+
+
+def nonsense_options(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    return byte_model, ["--executor", "scripted", "--executor-options", "nonsense"], "has no 'nonsense'"
+
+
+def too_little_memory(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "torch", "--kv-memory", "1KB"], "--kv-memory is too small"
+
+
+def weights_that_are_none(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    """Resolved, as far as the launcher looks; only the engine opens the weights."""
+    return byte_model, ["--executor", "torch"], str(byte_model)
+
+
+def a_model_cut_short(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    whole = write_gguf(scratch / "whole.gguf", "llama").read_bytes()
+    cut = scratch / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    return cut, ["--executor", "torch"], "cut short?"
+
+
+def no_such_executor(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    return byte_model, ["--executor", "abacus"], "'abacus'"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [nonsense_options, too_little_memory, weights_that_are_none, a_model_cut_short, no_such_executor],
+    ids=lambda make: make.__name__,
+)
+def test_a_fault_at_the_start_ends_the_group_with_its_reason(
+    byte_model: Path, tmp_path: Path, make: Callable[[Path, Path], tuple[Path, list[str], str]]
+) -> None:
+    model, flags, reason = make(byte_model, tmp_path)
+    server = RunningServer(model, *flags, log=tmp_path / "log", env={"STERNA_CACHE_DIR": str(tmp_path / "cache")})
+    assert server.process.wait(PROMPTLY_S) == 1
+    said = server.read_log()
+    assert "Traceback" not in said
+    [last] = [line for line in said.splitlines() if line.startswith("sterna: ")]
+    assert reason in last
+    assert server.children() == {}
+
+
+def test_a_second_start_on_a_port_leaves_the_first_serving(byte_model: Path, tmp_path: Path, fast_server: RunningServer) -> None:
+    second = RunningServer(byte_model, "--executor", "scripted", "--port", str(fast_server.port), log=tmp_path / "log")
+    assert second.process.wait(PROMPTLY_S) == 1
+    assert f":{fast_server.port}" in second.read_log()
+    assert "Traceback" not in second.read_log()
+    assert httpx.get(fast_server.url + "/ready").status_code == 200
