@@ -163,9 +163,9 @@ async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
             assert (await connection.response())[2] == b'{"status":"ok"}'
 
 
-async def test_signals_stay_the_caller_s_and_shutdown_closes_the_port() -> None:
+async def test_signals_stay_the_caller_s_and_shutdown_closes_the_port_and_the_app() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    async with serving() as (_, server, port):
+    async with serving() as (engine, server, port):
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
         async with connected(port, GET) as idle:
             await idle.response()
@@ -173,3 +173,5 @@ async def test_signals_stay_the_caller_s_and_shutdown_closes_the_port() -> None:
             assert await idle.closed() == b""
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await engine.app.context.threads.rendering.run(int)

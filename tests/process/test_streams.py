@@ -33,6 +33,15 @@ def test_joined_deltas_are_the_full_text_byte_for_byte(fast_server: RunningServe
     assert set(reasons[:-1]) <= {None}
 
 
+def test_a_list_of_prompts_gets_the_texts_of_its_members_alone_in_their_order(fast_server: RunningServer) -> None:
+    with fast_server.openai() as client:
+        together = client.completions.create(model="bytes", prompt=TEXTS, max_tokens=20)
+        alone = [client.completions.create(model="bytes", prompt=text, max_tokens=20).choices[0].text for text in TEXTS]
+    assert [choice.index for choice in together.choices] == list(range(len(TEXTS)))
+    assert [choice.text for choice in together.choices] == alone
+    assert len(set(alone)) == len(TEXTS)
+
+
 def converse(server: RunningServer, index: int) -> tuple[str, str]:
     """(streamed, whole) of one chat whose echo is its own."""
     messages: list[Any] = [{"role": "user", "content": f"client {index}: " + TEXTS[index % len(TEXTS)]}]

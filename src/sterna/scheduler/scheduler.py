@@ -189,7 +189,8 @@ class Scheduler:
             log.error("%s: a second request under a live rid was dropped", obj.rid)
             return
         try:
-            if self.prefill.num_waiting >= self._max_queued_requests and len(self.reqs) >= self.prefill.max_rows:
+            # Rows that are still free count too: of a burst, the first few have only not been admitted yet.
+            if len(self.reqs) >= self.prefill.max_rows + self._max_queued_requests:
                 raise Refusal(QUEUE_FULL)
             req = to_req(obj, self._serial, received, self._limits, self._tokenizer)
         except Refusal as refusal:

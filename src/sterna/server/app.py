@@ -21,7 +21,8 @@ from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
 from sterna.server.openapi import describe
 from sterna.server.request_log import RequestLog
-from sterna.server.routes import ROUTES, Route
+from sterna.server.route import Route
+from sterna.server.routes import ROUTES
 from sterna.server.sampling import SamplingResolver
 from sterna.server.threads import Threads
 from sterna.tokenizer_manager.manager import TokenizerManager

@@ -129,7 +129,7 @@ def _malformed(fault: str, body: bytes) -> str:
 def _changes_nothing(raw: msgspec.Raw, accepted: tuple[Any, ...]) -> bool:
     try:
         value = msgspec.json.decode(raw)
-    except RecursionError:
+    except (RecursionError, msgspec.DecodeError):  # too deep, or a number that no float holds: neither is a value that is accepted
         return False
     return value is None or any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in accepted)
 

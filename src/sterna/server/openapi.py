@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -11,9 +11,7 @@ import sterna
 from sterna.server.context import AppContext
 from sterna.server.errors import ErrorResponse
 from sterna.server.exchange import Exchange
-
-if TYPE_CHECKING:
-    from sterna.server.routes import Route
+from sterna.server.route import Route
 
 _PATH_PARAM = re.compile(r"{(\w+)(?::\w+)?}")
 

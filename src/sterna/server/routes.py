@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
-
-from sterna.server.context import AppContext
 from sterna.server.docs import docs_asset, docs_page
-from sterna.server.exchange import Exchange
 from sterna.server.health import Health, health, metrics, ready
 from sterna.server.native.control.protocol import AbortRequest, AbortResponse, FlushCacheResponse, ServerInfo
 from sterna.server.native.control.serving import abort_request, flush_cache, server_info
@@ -22,23 +17,7 @@ from sterna.server.openai.completion.serving import completions
 from sterna.server.openai.models.protocol import ModelCard, ModelList
 from sterna.server.openai.models.serving import get_model, list_models
 from sterna.server.openapi import openapi_json
-
-Handler = Callable[[Exchange, AppContext], Awaitable[None]]
-
-
-class Route(NamedTuple):
-    method: str
-    path: str
-    """As Starlette writes it: `{name}` is one segment, `{name:path}` the rest."""
-    handler: Handler
-    summary: str
-    request: Any = None
-    """Type of the JSON body; None where there is none."""
-    response: Any = None
-    """Type of the JSON answer; None where it is something else."""
-    streams: bool = False
-    """Whether it may answer with server-sent events, and counts as a request in the log."""
-
+from sterna.server.route import Route
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/chat/completions", chat_completions, "Chat", ChatCompletionBody, ChatCompletionResponse, streams=True),

@@ -266,8 +266,9 @@ class TokenizerManager:
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
+            end_locally(state, reason)
             self._abort(state)
-            self._end_locally(state, reason)
+            self._remove_if_done(state)
 
     # ---- endings ----
 

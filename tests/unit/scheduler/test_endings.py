@@ -183,6 +183,15 @@ def test_what_could_harm_the_scheduler_is_refused_with_one_row(prompt: list[int]
     h.assert_at_baseline()
 
 
+def test_a_burst_fills_the_rows_and_the_queue_before_anyone_is_refused() -> None:
+    h = Harness(max_running_requests=2, max_queued_requests=2)
+    for i in range(5):
+        h.send(f"r{i}", [1, 2], 3)
+    h.run()
+    assert h.abort_code("r4") == (503, "queue_full")
+    assert all(h.reason(f"r{i}") == FinishLength(3) for i in range(4))
+
+
 def test_one_more_than_the_queue_holds_is_refused() -> None:
     h = Harness(max_running_requests=2, max_queued_requests=3)
     for i in range(2):

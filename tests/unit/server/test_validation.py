@@ -160,6 +160,12 @@ async def test_an_unbuilt_field_is_refused_by_name(field: str) -> None:
     assert (call.status, call.error["param"], call.error["code"]) == (400, field, "unsupported_parameter")
 
 
+async def test_an_unbuilt_field_with_a_number_that_no_float_holds_is_refused_by_name() -> None:
+    async with running() as engine:
+        call = await post(engine.app, COMPLETIONS, b'{"prompt": "x", "n": 1e400}')
+    assert (call.status, call.error["param"], call.error["code"]) == (400, "n", "unsupported_parameter")
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/generate"])
 async def test_null_is_absent_in_every_optional_field(path: str) -> None:
     async with running() as engine:

@@ -8,7 +8,7 @@ import pytest
 
 from sterna.errors import DuplicateRid, InvalidRequest, SternaError
 from sterna.protocol.control import ProcessFailed
-from sterna.protocol.finish import ABORTED, FinishAbort, FinishLength
+from sterna.protocol.finish import ABORTED, SHUTTING_DOWN, FinishAbort, FinishLength
 from sterna.protocol.generate import AbortReq, BatchTokenizedGenerateReqInput, StrRow, TokenizedGenerateReqInput
 from sterna.tokenizer_manager.fan_out import JournalMerge
 from sterna.tokenizer_manager.req_state import JournalReader
@@ -17,10 +17,6 @@ from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request, scen
 
 async def generate(group: ManagerWithFakes, *objs: Any) -> list[JournalReader]:
     return await group.manager.generate_batch(objs, [group.manager.admit() for _ in objs])
-
-
-def sent_rids(group: ManagerWithFakes) -> list[list[str]]:
-    return [[req.rid for req in batch.reqs] for batch in group.scheduler.of(BatchTokenizedGenerateReqInput)]
 
 
 class Gate:
@@ -126,6 +122,19 @@ def test_an_engine_that_dies_while_a_list_is_tokenized_is_told_to_every_member()
         gate.open.set()
         reasons = [(await reader.next_delta()).finished_reason for reader in await task]
         assert [reason.code for reason in reasons if isinstance(reason, FinishAbort)] == ["engine_dead"] * 3
+        assert group.scheduler.sent == []
+
+    scenario(test)
+
+
+def test_a_shutdown_while_a_list_is_tokenized_gives_its_own_reason() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        gate = Gate(group, "r 1")
+        task = asyncio.create_task(generate(group, *(request(f"r {index}") for index in range(3))))
+        await gate.reached.wait()
+        group.manager.end_all(SHUTTING_DOWN)
+        gate.open.set()
+        assert [(await reader.next_delta()).finished_reason for reader in await task] == [SHUTTING_DOWN] * 3
         assert group.scheduler.sent == []
 
     scenario(test)

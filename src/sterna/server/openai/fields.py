@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import uuid
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from sterna.errors import InvalidRequest, ModelNotFound
-from sterna.protocol.finish import FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.errors import InvalidRequest
+from sterna.protocol.finish import FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.server.fields import CacheSalt, User
 from sterna.server.sampling import Count, Lengths, PositiveCount, SamplingFields, Seed
-from sterna.tokenizer_manager.manager import TokenizerManager
 from sterna.tokenizer_manager.req_state import JournalReader
-
-User = Annotated[str, Meta(max_length=512)]
-CacheSalt = Annotated[str, Meta(max_length=256)]
-
-# No white space, which `member_rid` uses, and nothing that a log line or a header couldn't hold.
-_RID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -75,12 +66,6 @@ def matched_stop(reason: FinishReason | None) -> str | int | None:
     return reason.matched if isinstance(reason, FinishMatchedStr | FinishMatchedToken) else None
 
 
-def check_model(asked: str | None, manager: TokenizerManager) -> None:
-    """Raises ModelNotFound unless `asked` is absent or one of the served model's names."""
-    if asked is not None and asked not in (manager.served_model_name, manager.model.name, manager.args.model):
-        raise ModelNotFound(f"the model {asked[:128]!r} isn't served here; {manager.served_model_name!r} is", param="model")
-
-
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
     """The options, or their defaults. Raises InvalidRequest."""
     if options is None:
@@ -93,33 +78,8 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
     return options
 
 
-def to_rid(given: str | None, prefix: str) -> str:
-    """The client's own rid, or a new one with `prefix`. Raises InvalidRequest."""
-    if given is None:
-        return prefix + uuid.uuid4().hex
-    if not _RID.fullmatch(given):
-        raise InvalidRequest("rid: 1 to 128 printable ASCII characters without spaces", param="rid")
-    return given
-
-
-def member_rid(rid: str, index: int) -> str:
-    """The name of one prompt of a list. No client's rid looks like it."""
-    return f"{rid} {index}"
-
-
 def lengths(fields: OpenAIFields, max_tokens: int | None) -> Lengths:
     return Lengths(max_tokens, fields.min_tokens or 0, fields.seed)
-
-
-def end_of(reason: FinishReason) -> str:
-    """OpenAI's `finish_reason`. An output that was cut off on demand says `abort`, as SGLang does."""
-    match reason:
-        case FinishMatchedToken() | FinishMatchedStr():
-            return "stop"
-        case FinishAbort():
-            return "abort"
-        case _:
-            return "length"
 
 
 # ---- fields that aren't built: name -> values that change nothing (see `server/body.py`) ----
@@ -133,36 +93,6 @@ OPENAI_UNBUILT: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": (),
     "moderation": (),
-}
-
-SGLANG_UNBUILT: dict[str, tuple[Any, ...]] = {
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "structural_tag": (),
-    "stop_regex": ([],),
-    "lora_path": (),
-    "lora_id": (),
-    "session_params": (),
-    "session_id": (),
-    "priority": (0,),
-    "extra_key": (),
-    "return_hidden_states": (False,),
-    "return_routed_experts": (False,),
-    "return_cached_tokens_details": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_meta_info": (False,),
-    "custom_logit_processor": (),
-    "custom_params": (),
-    "custom_labels": ({},),
-    "bootstrap_host": (),
-    "bootstrap_port": (),
-    "bootstrap_room": (),
-    "data_parallel_rank": (),
-    "routed_dp_rank": (),
-    "disagg_prefill_dp_rank": (),
-    "log_metrics": (True,),
-    "sampling_seed": (),
 }
 
 VLLM_UNBUILT: dict[str, tuple[Any, ...]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
+from sterna.server.fields import member_rid, to_rid
 from sterna.server.native.generate.protocol import GenerateRequest
-from sterna.server.openai.fields import member_rid, to_rid
 from sterna.server.sampling import Lengths, SamplingResolver
 
 DEFAULT_MAX_NEW_TOKENS = 128

@@ -9,7 +9,7 @@ import msgspec
 
 from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder, UnknownFields, parse
-from sterna.server.openai.fields import SGLANG_UNBUILT, CacheSalt, User
+from sterna.server.fields import SGLANG_UNBUILT, CacheSalt, User
 from sterna.server.sampling import Count, PositiveCount, SamplingFields, Seed
 
 MAX_PROMPTS = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
+from sterna.server.fields import check_model
 from sterna.server.native.tokenize.protocol import (
     DetokenizeResponse,
     TokenizeRequest,
@@ -11,7 +12,6 @@ from sterna.server.native.tokenize.protocol import (
     decode_detokenize,
     decode_tokenize,
 )
-from sterna.server.openai.fields import check_model
 from sterna.text.tokenizer import Tokenizer
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from sterna.errors import InvalidRequest, UnsupportedField
 from sterna.server.body import BodyDecoder, UnknownFields, parse
-from sterna.server.openai.fields import OPENAI_UNBUILT, SGLANG_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
+from sterna.server.fields import SGLANG_UNBUILT
+from sterna.server.openai.fields import OPENAI_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
 from sterna.server.sampling import PositiveCount
 
 MAX_MESSAGES = 16_384

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from sterna.protocol.finish import openai_name
 from sterna.server.generation import Full
 from sterna.server.openai.chat.protocol import ChatChoice, ChatCompletionResponse, ChatResponseMessage
-from sterna.server.openai.fields import end_of, matched_stop, usage_of
+from sterna.server.openai.fields import matched_stop, usage_of
 
 
 def to_response(rid: str, created: int, model: str, outputs: list[Full]) -> ChatCompletionResponse:
@@ -13,7 +14,7 @@ def to_response(rid: str, created: int, model: str, outputs: list[Full]) -> Chat
         ChatChoice(
             index=index,
             message=ChatResponseMessage(content=output.text),
-            finish_reason=end_of(output.finished_reason),
+            finish_reason=openai_name(output.finished_reason),
             matched_stop=matched_stop(output.finished_reason),
         )
         for index, output in enumerate(outputs)

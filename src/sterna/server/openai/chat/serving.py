@@ -7,12 +7,13 @@ import time
 from sterna.protocol.generate import GenerateReqInput
 from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
+from sterna.server.fields import check_model, to_rid
 from sterna.server.generation import write_stream
 from sterna.server.openai.chat.convert import to_generate
 from sterna.server.openai.chat.protocol import decode
 from sterna.server.openai.chat.response import to_response
 from sterna.server.openai.chat.stream import ChatChunks
-from sterna.server.openai.fields import check_model, check_stream_options, to_rid
+from sterna.server.openai.fields import check_stream_options
 
 # What the core calls a field, and what a chat's body does.
 PARAMS = {"prompt": "messages", "input_ids": "messages"}

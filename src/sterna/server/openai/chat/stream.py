@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sterna.server.openai.fields import StreamOptions, end_of, matched_stop, usage_of
+from sterna.protocol.finish import openai_name
+from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
 
@@ -41,7 +42,8 @@ class ChatChunks:
             data += b"".join((self._content, _encode(delta.text), b"},", self._tail(reader)))
         if delta.finished_reason is not None:
             reason = delta.finished_reason
-            ending = b'"logprobs":null,"finish_reason":"%b","matched_stop":%b}]' % (end_of(reason).encode(), _encode(matched_stop(reason)))
+            name = openai_name(reason).encode()
+            ending = b'"logprobs":null,"finish_reason":"%b","matched_stop":%b}]' % (name, _encode(matched_stop(reason)))
             data += b'%b{"index":0,"delta":{},%b%b' % (self._head, ending, self._usage(reader))
         return data
 

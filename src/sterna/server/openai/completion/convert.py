@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
+from sterna.server.fields import member_rid
 from sterna.server.openai.completion.protocol import CompletionRequest, to_prompts
-from sterna.server.openai.fields import lengths, member_rid
+from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver
 
 DEFAULT_MAX_TOKENS = 16

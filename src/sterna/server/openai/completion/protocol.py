@@ -8,7 +8,8 @@ import msgspec
 
 from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder, UnknownFields
-from sterna.server.openai.fields import OPENAI_UNBUILT, SGLANG_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
+from sterna.server.fields import SGLANG_UNBUILT
+from sterna.server.openai.fields import OPENAI_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
 
 MAX_PROMPTS = 1024
 

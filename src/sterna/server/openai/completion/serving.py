@@ -7,12 +7,13 @@ import time
 from sterna.protocol.generate import GenerateReqInput
 from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
+from sterna.server.fields import check_model, to_rid
 from sterna.server.generation import write_stream
 from sterna.server.openai.completion.convert import to_generate
 from sterna.server.openai.completion.protocol import decode, to_prompts
 from sterna.server.openai.completion.response import to_response
 from sterna.server.openai.completion.stream import CompletionChunks
-from sterna.server.openai.fields import check_model, check_stream_options, to_rid
+from sterna.server.openai.fields import check_stream_options
 
 # What the core calls a field, and what this body does.
 PARAMS = {"input_ids": "prompt", "text": "prompt"}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sterna.server.openai.fields import StreamOptions, end_of, matched_stop, usage_of
+from sterna.protocol.finish import openai_name
+from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
 
@@ -39,7 +40,7 @@ class CompletionChunks:
             data += b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b","matched_stop":%b}]%b' % (
                 self._head,
                 index,
-                end_of(reason).encode(),
+                openai_name(reason).encode(),
                 _encode(matched_stop(reason)),
                 end,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
-from sterna.server.openai.fields import check_model
+from sterna.server.fields import check_model
 from sterna.server.openai.models.protocol import ModelCard, ModelList
 
 
