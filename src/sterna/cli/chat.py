@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey: every control character but newline and tab.
+
+    Without its escape character a control sequence is plain text, so nothing has to be remembered from one piece to the next.
+    """
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
+
+
 class Conversation:
     """The messages so far, and the commands that change them."""
 
@@ -95,7 +104,7 @@ def _answer(client: ChatClient, body: dict[str, Any], console: Console) -> str |
     try:
         for piece in client.stream_chat(body):
             pieces.append(piece)
-            console.out(piece, end="", highlight=False)
+            console.out(printable(piece), end="", highlight=False)
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")
     except StartupError as fault:

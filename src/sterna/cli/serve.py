@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 
 import uvloop
@@ -24,7 +25,7 @@ def announce(args: ServerArgs, manager: TokenizerManager, seconds: float) -> Non
     """What a user reads when the server is ready: where it is, and a line to paste."""
     url = f"http://{_host_to_call(args.host)}:{args.port}"
     info = manager.process_info["scheduler"]
-    key = '\n  -H "Authorization: Bearer $STERNA_API_KEY" \\' if args.api_key else ""
+    key = f'\n  -H "Authorization: Bearer {_key_to_paste(args.api_key)}" \\' if args.api_key else ""
     body = f'{{"model": "{manager.served_model_name}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
     route = "/v1/chat/completions"
     if manager.chat_template is None:
@@ -37,6 +38,11 @@ def announce(args: ServerArgs, manager: TokenizerManager, seconds: float) -> Non
         f"curl {url}{route} \\{key}\n  -H 'Content-Type: application/json' \\\n  -d '{body}'\n",
         flush=True,
     )
+
+
+def _key_to_paste(api_key: str) -> str:
+    """What stands for the key, which itself is never printed: a shell that has it in its environment fills it in."""
+    return "$STERNA_API_KEY" if os.environ.get("STERNA_API_KEY") == api_key else "YOUR_KEY"
 
 
 def _host_to_call(host: str) -> str:

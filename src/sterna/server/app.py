@@ -8,7 +8,6 @@ import time
 from typing import NamedTuple
 
 import msgspec
-from starlette.routing import compile_path
 
 from sterna.config.server_args import ServerArgs
 from sterna.errors import MethodNotAllowed, RequestNotFound
@@ -21,7 +20,7 @@ from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
 from sterna.server.openapi import describe
 from sterna.server.request_log import RequestLog
-from sterna.server.route import Route
+from sterna.server.route import Route, compile_path
 from sterna.server.routes import ROUTES
 from sterna.server.sampling import SamplingResolver
 from sterna.server.threads import Threads
@@ -70,7 +69,7 @@ class App:
         self._patterns: list[_Compiled] = []
         for route in ROUTES:
             if "{" in route.path:
-                self._patterns.append(_Compiled(compile_path(route.path)[0], {route.method: route}))
+                self._patterns.append(_Compiled(compile_path(route.path), {route.method: route}))
             else:
                 self._fixed.setdefault(route.path, {})[route.method] = route
 
@@ -107,7 +106,7 @@ class App:
         by_method = self._fixed.get(path)
         if by_method is None:
             for compiled in self._patterns:
-                match = compiled.pattern.match(path)
+                match = compiled.pattern.fullmatch(path)
                 if match:
                     by_method = compiled.by_method
                     exchange.path_params = match.groupdict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -11,9 +10,7 @@ import sterna
 from sterna.server.context import AppContext
 from sterna.server.errors import ErrorResponse
 from sterna.server.exchange import Exchange
-from sterna.server.route import Route
-
-_PATH_PARAM = re.compile(r"{(\w+)(?::\w+)?}")
+from sterna.server.route import PATH_PARAM, Route
 
 
 async def openapi_json(exchange: Exchange, context: AppContext) -> None:
@@ -31,7 +28,7 @@ def describe(routes: tuple[Route, ...], *, keyed: bool, open_paths: frozenset[st
         operation = _operation(route, schema_of, error)
         if keyed and route.path not in open_paths:
             operation["security"] = [{"key": []}]
-        paths.setdefault(_PATH_PARAM.sub(r"{\1}", route.path), {})[route.method.lower()] = operation
+        paths.setdefault(PATH_PARAM.sub(r"{\1}", route.path), {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sterna", "version": sterna.__version__, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
@@ -53,7 +50,7 @@ def _operation(route: Route, schema_of: dict[str, Any], error: dict[str, Any]) -
     }
     if route.request is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of[str(route.request)]}}}
-    names = _PATH_PARAM.findall(route.path)
+    names = [param[1] for param in PATH_PARAM.finditer(route.path)]
     if names:
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     return operation

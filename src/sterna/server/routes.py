@@ -27,7 +27,9 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models/{model:path}", get_model, "One model", None, ModelCard),
     Route("POST", "/tokenize", tokenize, "Text to token ids", TokenizeRequest, TokenizeResponse),
     Route("POST", "/detokenize", detokenize, "Token ids to text", DetokenizeRequest, DetokenizeResponse),
-    Route("POST", "/abort_request", abort_request, "End a running request", AbortRequest, AbortResponse),
+    Route(
+        "POST", "/abort_request", abort_request, "End a running request; `aborted` is 0 where there is none", AbortRequest, AbortResponse
+    ),
     Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse),
     Route("GET", "/server_info", server_info, "Settings, model, engine, gauges", None, ServerInfo),
     Route("GET", "/health", health, "Liveness", None, Health),

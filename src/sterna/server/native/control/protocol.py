@@ -18,7 +18,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
 class AbortResponse(msgspec.Struct, frozen=True):
     aborted: int
-    """Requests that were told to end."""
+    """Requests that were told to end; 0 where none of that name was running any more."""
 
 
 class FlushCacheResponse(msgspec.Struct, frozen=True):
