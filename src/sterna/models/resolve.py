@@ -4,7 +4,10 @@
 
 The key covers what the folder was made from: the source's files as the file system knows them, the wished context length, and the code
 that translates. So a changed file or another Sterna makes another folder, and nothing has to be declared out of date. Folders hold a
-few MB (weights stay where they are); any may be deleted while no server runs from it.
+few MB (weights stay where they are).
+
+Processes read the folder while they start and not after, so any may be deleted while no server is starting from it. Making one deletes
+those of the same name that no start has used for `KEEP_DAYS`: a folder's time of change is that of the last start that used it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -29,6 +34,8 @@ from sterna.files.layout import INDEX_FILE, SETTINGS_FILES, weight_files
 
 REQUIRED_FILES = ("tokenizer.json", "spec.json", "weights.json")
 """Besides facts.json, whose content is checked too."""
+KEEP_DAYS = 30
+_KEY_DIGITS = 24
 _TRANSLATING_PACKAGES = ("config", "files", "models", "text")
 
 
@@ -44,13 +51,17 @@ def resolve_model(name: str, *, cache_dir: Path, context_length: int | None, pro
         return Path(name)
     source = locate(name, cache_dir, progress)
     root = cache_dir / "resolved"
-    folder = root / f"{re.sub(r'[^A-Za-z0-9._]+', '-', source.name)[:60]}-{_key(source, context_length)}"
+    label = re.sub(r"[^A-Za-z0-9._]+", "-", source.name)[:60]
+    folder = root / f"{label}-{_key(source, context_length)}"
     if _is_whole(folder):
+        with suppress(OSError):  # a cache that can't be written to is as good to read
+            os.utime(folder)
         return folder
     with cache.faults_named(root):
         root.mkdir(parents=True, exist_ok=True)
-        with cache.exclusive(folder.with_name(folder.name + ".lock"), f"waiting: another start of Sterna is preparing {name}"):
+        with cache.exclusive(root / f"{label}.lock", f"waiting: another start of Sterna is preparing {name}"):
             if not _is_whole(folder):
+                _sweep(root, label)
                 _make(source, folder, context_length)
     return folder
 
@@ -73,6 +84,15 @@ def _make(source: ModelSource, folder: Path, context_length: int | None) -> None
         shutil.rmtree(part, ignore_errors=True)
 
 
+def _sweep(root: Path, label: str) -> None:
+    """With the label's lock held: delete what no start has used for `KEEP_DAYS`, whole folders and parts of them."""
+    oldest = time.time() - KEEP_DAYS * 86_400
+    of_label = re.compile(rf"{re.escape(label)}-[0-9a-f]{{{_KEY_DIGITS}}}(\.part-.*)?")
+    for folder in root.iterdir():
+        if of_label.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _is_whole(folder: Path) -> bool:
     try:
         ModelConfig.load(folder)
@@ -90,7 +110,7 @@ def _key(source: ModelSource, context_length: int | None) -> str:
         _identities(_files_of(source)),
         _identities(_translating_code()),
     ]
-    return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()[:24]
+    return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()[:_KEY_DIGITS]
 
 
 def _files_of(source: ModelSource) -> Iterable[Path]:

@@ -30,8 +30,8 @@ HOPS = {
 
 
 def types_in(value: Any) -> list[str]:
-    """The type names of `value`, or of what it holds where it is a container; of a dict, its keys."""
-    if isinstance(value, tuple | list | dict):
+    """The type names of `value` and of what it holds one level down."""
+    if isinstance(value, tuple | list):
         return [name for item in value for name in types_in(item)]
     return [type(value).__name__]
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gguf
@@ -18,13 +19,14 @@ from safetensors import numpy as safetensors_numpy
 
 from sterna.config.model_config import GenerationDefaults, ModelConfig
 from sterna.errors import ConfigError, ModelError
-from sterna.models.resolve import resolve_model
+from sterna.models.resolve import KEEP_DAYS, resolve_model
 from sterna.models.spec import ModelSpec, RopeDynamic
 from sterna.models.weights import WeightStore
 from sterna.text.tokenizer import Tokenizer
 from tiny_gguf import write_gguf
 from tiny_models import CHAT_TEMPLATE, VARIANTS, tokenizer, weights
 
+LOCK = "tiny.lock"
 CONTENT = {"facts.json", "tokenizer.json", "chat_template.jinja", "spec.json", "weights.json"}
 
 
@@ -142,14 +144,36 @@ def test_a_damaged_folder_is_made_anew(model: Path, cache: Path, damage: str) ->
     assert resolve(model, cache) == folder
     assert names(folder) == CONTENT
     assert ModelConfig.load(folder).vocab_size == 336
-    assert names(cache / "resolved") == {folder.name, folder.name + ".lock"}
+    assert names(cache / "resolved") == {folder.name, LOCK}
 
 
 def test_what_a_killed_start_has_left_is_removed_and_never_used(model: Path, cache: Path) -> None:
     folder = resolve(model, cache)
     folder.rename(folder.with_name(folder.name + ".part-killed"))
     assert resolve(model, cache) == folder
-    assert names(cache / "resolved") == {folder.name, folder.name + ".lock"}
+    assert names(cache / "resolved") == {folder.name, LOCK}
+
+
+def aged(folder: Path, days: float) -> Path:
+    then = time.time() - days * 86_400
+    os.utime(folder, (then, then))
+    return folder
+
+
+def test_making_a_folder_deletes_those_of_its_name_that_no_start_has_used_for_a_month(model: Path, cache: Path) -> None:
+    root = cache / "resolved"
+    unused, recent, revived = (resolve(model, cache, context) for context in (100, 101, 102))
+    namesake = root / ("tiny-big-" + unused.name.removeprefix("tiny-"))
+    shutil.copytree(unused, namesake)
+    part = root / (unused.name + ".part-killed")
+    part.mkdir()
+    for folder in (unused, revived, namesake, part):
+        aged(folder, KEEP_DAYS + 1)
+    aged(recent, KEEP_DAYS - 1)
+    assert resolve(model, cache, 102) == revived
+    assert unused.exists(), "a start that makes nothing deletes nothing"
+    made = resolve(model, cache, 103)
+    assert names(root) == {LOCK} | {folder.name for folder in (recent, revived, namesake, made)}
 
 
 def test_starts_at_once_agree_on_one_folder(model: Path, cache: Path) -> None:
