@@ -74,6 +74,20 @@ async def test_answers_carry_a_date_and_connections_are_kept() -> None:
             assert "server" not in headers
 
 
+async def test_an_offer_to_upgrade_is_passed_over_and_the_body_is_read() -> None:
+    body = b'{"prompt": "Upgrade: nothing here"}'
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n" % (offer, len(body))
+    async with serving() as (engine, _, port), connected(port) as connection:
+        for data in ([head + body], [head, body]):
+            for part in data:
+                connection.writer.write(part)
+                await connection.writer.drain()
+            status, _, _ = await connection.response()
+            assert status == 200
+        assert [bytes(request.input_ids) for request in engine.received] == [b"Upgrade: nothing here"] * 2
+
+
 @pytest.mark.parametrize("data", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"], ids=["nothing", "half", "headers"])
 async def test_headers_that_never_end_are_given_up(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(http_server, "HEADER_DEADLINE_S", 0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ WRITE_STALL_S = 120.0
 """That a client may take nothing of an answer that waits to be sent."""
 MAX_HEADER_BYTES = 64 * 1024
 DATE_INTERVAL_S = 1.0
+_UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 GRACE_S = 5
 """Seconds that `shutdown` leaves to responses that are still being written."""
 
@@ -103,6 +105,16 @@ class _Uvicorn(uvicorn.Server):
                 continue
 
 
+def _without_upgrade(data: bytes) -> bytes:
+    """A request's head with its `Upgrade` header put out of the parser's sight.
+
+    RFC 9110, 7.8: a server may ignore it. The parser would drop the body of a request that has one, and Java's HTTP client sends
+    `Upgrade: h2c` with every first request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"x-ignored-upgrade:", head) + end + body
+
+
 class DeadlineProtocol(HttpToolsProtocol):
     """Closes connections that send nothing, or send slowly for ever, or send headers without end, or never read."""
 
@@ -129,6 +141,8 @@ class DeadlineProtocol(HttpToolsProtocol):
         elif self._idle is not None:
             self._idle.cancel()
             self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
+        if self._idle is None and not self.pipeline:  # no body is being read: a request's headers, or their rest
+            data = _without_upgrade(data)
         super().data_received(data)
         # Still no end of the headers: whole reads are counted, so that the limit is passed by one read at most.
         if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
