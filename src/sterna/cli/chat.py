@@ -31,7 +31,8 @@ def run(argv: Sequence[str]) -> int:
     conversation = Conversation(args.system)
     interactive = sys.stdin.isatty()
     if interactive:
-        console.print(f"[bold]{model}[/] at {args.url}\n[dim]{HELP}[/]")
+        console.print(f"{printable(model)} at {args.url}", style="bold", markup=False)
+        console.print(HELP, style="dim", markup=False)
     while True:
         try:
             line = input("> " if interactive else "").strip()
@@ -92,7 +93,7 @@ class Conversation:
                 self._system = rest or None
                 self._reset()
             case "/help":
-                console.print(f"[dim]{HELP}[/]")
+                console.print(HELP, style="dim", markup=False)
             case _:
                 return False
         return True
@@ -108,7 +109,7 @@ def _answer(client: ChatClient, body: dict[str, Any], console: Console) -> str |
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")
     except StartupError as fault:
-        console.print(f"[red]{fault}[/]")
+        console.print(printable(str(fault)), style="red", markup=False)
         return None
     console.print()
     return "".join(pieces)

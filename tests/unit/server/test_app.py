@@ -13,6 +13,7 @@ from sterna.protocol.control import SchedulerStats
 from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.server.app import App
 from sterna.server.health import SILENCE_S
+from sterna.server.route import compile_path
 from sterna.server.routes import ROUTES
 from sterna.tokenizer_manager import manager
 from unit.server.asgi import get, post, start
@@ -111,6 +112,26 @@ async def test_unknown_paths_and_methods_are_told_in_openai_s_shape() -> None:
     assert (nowhere.status, nowhere.error["code"]) == (404, "not_found")
     assert (wrong.status, wrong.error["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
     assert head.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "params"),
+    [
+        ("/v1/models/{model:path}", "/v1/models/a/b.c", {"model": "a/b.c"}),
+        ("/v1/models/{model:path}", "/v1/models/", {"model": ""}),
+        ("/v1/models/{model:path}", "/v1/models", None),
+        ("/docs/{asset}", "/docs/swagger-ui.css", {"asset": "swagger-ui.css"}),
+        ("/docs/{asset}", "/docs/a/b", None),
+        ("/docs/{asset}", "/docs/", None),
+        ("/docs/{asset}", "/docs/a\n/", None),
+        ("/a.b/{x}/c/{y}", "/a.b/1/c/2", {"x": "1", "y": "2"}),
+        ("/a.b/{x}/c/{y}", "/a-b/1/c/2", None),
+        ("/a.b/{x}", "/0/a.b/1", None),
+    ],
+)
+def test_a_path_s_parameters_are_one_segment_or_the_rest(path: str, asked: str, params: dict[str, str] | None) -> None:
+    match = compile_path(path).fullmatch(asked)
+    assert (match and match.groupdict()) == params
 
 
 async def test_an_unexpected_fault_is_a_500_without_its_cause_and_a_log_with_it(caplog: pytest.LogCaptureFixture) -> None:
