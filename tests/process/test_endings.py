@@ -161,7 +161,7 @@ def test_a_killed_child_is_told_to_every_client_and_ends_the_group(byte_model: P
         killed = time.monotonic()
         os.kill(children[victim], signal.SIGKILL)
         assert server.process.wait(10) == 1
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 5, server.read_log()
         for thread in threads:
             thread.join(5)
         assert len(faults) == 3
@@ -220,7 +220,7 @@ def test_a_child_that_dies_while_draining_ends_what_is_left_at_once(byte_model: 
         with stream:
             assert b"engine_dead" in read_until(stream, b'"error"') + stream.recv(65536)
         assert server.process.wait(10) == 1
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 5, server.read_log()
 
 
 def test_what_outlives_the_drain_timeout_ends_with_an_error_event(byte_model: Path, tmp_path: Path) -> None:
