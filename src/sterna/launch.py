@@ -52,7 +52,7 @@ CHILD_DEFAULTS = {
     # too) then stalls every operation. Long enough to bridge a gap, no longer: docs/performance.md has the figures.
     "GOMP_SPINCOUNT": "8000",
 }
-STOP_TIMEOUT_S = 3.0
+STOP_TIMEOUT_S = 2.0
 """For a child that was told to stop; then it is killed."""
 LAST_WORDS_S = 1.0
 """For the last event of every stream to reach its socket, before the group ends."""
@@ -176,8 +176,12 @@ class Group:
         """The exit code: 0 after a signal, 1 after a failure."""
         if self.manager.alive:
             await self._drain()
-        await _first_of(LAST_WORDS_S, self.manager.idle_event)
-        await self._http.shutdown()
+            await _first_of(LAST_WORDS_S, self.manager.idle_event)
+            await self._http.shutdown()
+        else:
+            # Whoever watches over us is waiting to start again: with STOP_TIMEOUT_S this stays under 5 seconds, whatever clients do.
+            await _first_of(LAST_WORDS_S, self.manager.idle_event)
+            await self._http.shutdown(grace_s=1)
         for watcher in self._watchers:
             watcher.cancel()
         self._sockets.to_scheduler.send(ShutdownReq())

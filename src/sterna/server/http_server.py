@@ -74,8 +74,9 @@ class HTTPServer:
         if self._task.done():
             await self._task
 
-    async def shutdown(self) -> None:
-        """Stop listening, let responses in progress end (`GRACE_S` at most), close every connection and the app."""
+    async def shutdown(self, grace_s: int = GRACE_S) -> None:
+        """Stop listening, let responses in progress end (`grace_s` at most), close every connection and the app."""
+        self._server.config.timeout_graceful_shutdown = grace_s
         self._server.stop.set()
         if self._task is not None:
             await self._task
