@@ -34,8 +34,7 @@ class KVPool:
 
 def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
     """K and V of one token over all layers."""
-    elements = sum(2 * layer.mixer.num_kv_heads * layer.mixer.head_dim for layer in spec.layers)
-    return int(elements * dtype.itemsize)
+    return int(dtype.itemsize * sum(group.elements_per_token for group in spec.kv_groups))
 
 
 def choose_num_slots(args: ServerArgs, token_bytes: int, device: torch.device) -> int:
