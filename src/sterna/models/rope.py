@@ -11,7 +11,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from sterna.models.spec import RopeDynamic, RopeFactors, RopeLinear, RopeLlama3, RopeSpec, RopeYarn
+from sterna.models.spec import RopeDynamic, RopeFactors, RopeLinear, RopeLlama3, RopeLong, RopeSpec, RopeYarn
 
 Float64Array = NDArray[np.float64]
 
@@ -35,15 +35,21 @@ def inverse_frequencies(rope: RopeSpec) -> tuple[Float64Array, float]:
         case RopeYarn():
             return _yarn(rope, scaling), _yarn_attention_scale(scaling)
         case RopeFactors():
-            if len(scaling.factors) * 2 != rope.dim:
-                raise ValueError(f"{len(scaling.factors)} rope factors for {rope.dim // 2} pairs")
-            return _plain(rope.theta, rope.dim) / np.asarray(scaling.factors, dtype=np.float64), 1.0
+            return _divided(rope, scaling.factors), 1.0
+        case RopeLong():
+            return _divided(rope, scaling.factors), scaling.attention_factor
         case _:
             assert_never(scaling)
 
 
 def _plain(theta: float, dim: int) -> Float64Array:
     return 1.0 / np.power(theta, np.arange(0, dim, 2, dtype=np.float64) / dim)
+
+
+def _divided(rope: RopeSpec, factors: tuple[float, ...]) -> Float64Array:
+    if len(factors) * 2 != rope.dim:
+        raise ValueError(f"{len(factors)} rope factors for {rope.dim // 2} pairs")
+    return _plain(rope.theta, rope.dim) / np.asarray(factors, dtype=np.float64)
 
 
 def _dynamic(rope: RopeSpec, scaling: RopeDynamic) -> Float64Array:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from sterna.errors import ModelError
 from sterna.executor.torch.kv_pool import KVPool
 from sterna.executor.torch.linear import Linear
 from sterna.executor.torch.plan import Bucket, StepPlan
@@ -46,6 +47,7 @@ class WeightSource(Protocol):
 @dataclass(slots=True, frozen=True)
 class _Layer:
     spec: LayerSpec
+    mlp: GatedMLPSpec
     attn_norm: torch.Tensor
     qkv: Linear
     """Rows of q, k and v; within a head the two halves of each rotary pair are neighbours (`_pair_order`)."""
@@ -87,7 +89,7 @@ class TorchModel:
             mixed = _attention(layer, normed, turn, pool.layers[i], plan.write_slots[group], plan.buckets[group])
             x = layer.o.add_to(x, mixed)
             normed = _rms_norm(x, layer.mlp_norm, layer.spec.norm_eps)
-            x = layer.down.add_to(x, _gated(layer.spec.mlp, layer.gate_up(normed)))
+            x = layer.down.add_to(x, _gated(layer.mlp, layer.gate_up(normed)))
         last = x.index_select(0, plan.sample_tokens)
         return self._head(_rms_norm(last, self._final_norm, self.spec.final_norm_eps)).float()
 
@@ -174,6 +176,8 @@ def _load(weights: WeightSource, dtype: torch.dtype, device: torch.device, name:
 
 def _load_layer(load: Callable[[str], torch.Tensor], i: int, spec: LayerSpec) -> _Layer:
     mixer, mlp, at = spec.mixer, spec.mlp, f"layers.{i}"
+    if not isinstance(mlp, GatedMLPSpec):
+        raise ModelError("the torch executor does not run mixtures of experts")
     order = _pair_order(mixer)
 
     def paired(name: str) -> torch.Tensor:
@@ -188,6 +192,7 @@ def _load_layer(load: Callable[[str], torch.Tensor], i: int, spec: LayerSpec) ->
 
     return _Layer(
         spec=spec,
+        mlp=mlp,
         attn_norm=load(f"{at}.attn_norm"),
         qkv=stacked(["attn.q", "attn.k", "attn.v"], mixer.qkv_bias, {"attn.q": paired, "attn.k": paired}),
         q_norm=load(f"{at}.attn.q_norm")[order] if mixer.qk_norm else None,

@@ -217,7 +217,7 @@ def dense_spec(
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["head", "projection"] | None = None,
 ) -> ModelSpec:
     """The spec of a dense decoder; `windows` gives each layer's sliding window."""
     mlp = GatedMLPSpec(dims.intermediate, dims.activation, mlp_bias)
@@ -236,11 +236,12 @@ def dense_spec(
         )
         return LayerSpec(mixer, mlp, dims.norm_eps)
 
+    layers = tuple(layer(index) for index in range(dims.num_layers))
     group = KVGroup("full", tuple(range(dims.num_layers)), 2 * dims.num_layers * dims.num_kv_heads * dims.head_dim)
     return ModelSpec(
         vocab_size=dims.vocab_size,
         hidden_size=dims.hidden_size,
-        layers=tuple(layer(index) for index in range(dims.num_layers)),
+        layers=layers,
         kv_groups=(group,),
         final_norm_eps=dims.norm_eps,
         tied_head=dims.tied_head,

@@ -26,7 +26,7 @@ class Qwen3(Qwen2):
             windows=layer_windows(fields, dims.num_layers, context_len),
             qkv_bias=bias,
             o_bias=bias,
-            qk_norm=True,
+            qk_norm="head",
         )
 
     def spec_from_gguf(
@@ -36,4 +36,4 @@ class Qwen3(Qwen2):
         dims = gguf_dimensions(fields, tensor_shapes)
         refuse_gguf_window(fields, context_len)
         rope = rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, factors=rope_factors)
-        return dense_spec(dims, rope, qk_norm=True)
+        return dense_spec(dims, rope, qk_norm="head")
