@@ -1,0 +1,92 @@
+#include "step_reader.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace sterna {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+std::string at(size_t row) { return " of row " + std::to_string(row); }
+
+// The widest window of a group's layers: what lies behind it no layer reads.
+int group_window(const Model& model, int group) {
+  int window = 0;
+  for (const Layer& layer : model.layers)
+    if (layer.attention.kv_group == group) window = std::max(window, layer.attention.window);
+  return window;
+}
+
+std::vector<int32_t> read_pages(const Table& table, const Row& row, size_t r, int window, int64_t num_pages) {
+  if (size_t(row.pool_index) >= table.shape(0) || size_t(row.seq_len()) > table.shape(1)) refuse("req_to_token is too small for its entries" + at(r));
+  const int32_t* slots = table.data() + size_t(row.pool_index) * table.shape(1);
+  const int64_t first_seen = std::max<int64_t>(0, int64_t(row.prefix_len) - window + 1) / kPage;
+  std::vector<int32_t> pages(size_t(row.seq_len() + kPage - 1) / kPage);
+  for (size_t p = size_t(first_seen); p < pages.size(); ++p) {
+    const int32_t slot = slots[p * kPage];
+    if (slot < 0 || slot % kPage != 0 || slot / kPage >= num_pages) refuse("slot " + std::to_string(slot) + at(r) + " is not the first of a page of the pool");
+    pages[p] = slot / kPage;
+  }
+  std::fill(pages.begin(), pages.begin() + first_seen, pages[first_seen]);
+  return pages;
+}
+
+Row read_row(const StepArrays& in, size_t r) {
+  Row row;
+  const int64_t first = in.row_splits.data()[r], end = in.row_splits.data()[r + 1];
+  row.first_token = int32_t(first);
+  row.num_tokens = int32_t(end - first);
+  row.prefix_len = in.prefix_lens.data()[r];
+  row.pool_index = in.req_pool_idx.data()[r];
+  row.wants_sample = in.wants.data()[r] != 0;
+  if (end <= first) refuse("row_splits" + at(r) + " hold no token");
+  if (row.prefix_len < 0 || row.pool_index < 0) refuse("prefix_lens or req_pool_idx" + at(r) + " is negative");
+  if (int64_t(row.prefix_len) + row.num_tokens != in.seq_lens.data()[r]) refuse("seq_lens" + at(r) + " is not prefix_lens + its tokens");
+  if (in.input_from) {
+    row.input_from = in.input_from->data()[r];
+    if (row.input_from >= 0 && row.num_tokens != 1) refuse("input_from" + at(r) + ", which has several tokens");
+  }
+  return row;
+}
+
+}  // namespace
+
+Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
+  const size_t rows = in.req_pool_idx.shape(0), tokens = in.input_ids.shape(0);
+  auto sized = [](const auto& array, size_t size, const char* name) {
+    if (array.shape(0) != size) refuse(std::string(name) + " has " + std::to_string(array.shape(0)) + " entries, expected " + std::to_string(size));
+  };
+  sized(in.row_splits, rows + 1, "row_splits");
+  sized(in.prefix_lens, rows, "prefix_lens");
+  sized(in.seq_lens, rows, "seq_lens");
+  sized(in.wants, rows, "wants");
+  if (in.input_from) sized(*in.input_from, rows, "input_from");
+  if (int(in.groups.size()) != model.kv_groups) refuse("groups: expected " + std::to_string(model.kv_groups));
+  for (const auto& group : in.groups) sized(group.second, tokens, "out_cache_loc");
+  if (in.row_splits.data()[0] != 0 || in.row_splits.data()[rows] != int64_t(tokens)) refuse("row_splits don't cover input_ids");
+
+  Step step;
+  step.number = in.number;
+  step.input_ids.assign(in.input_ids.data(), in.input_ids.data() + tokens);
+  for (int32_t id : step.input_ids)
+    if (id < 0 || id >= model.vocab_size) refuse("input_ids: " + std::to_string(id) + " is not a token of this model");
+  step.positions.resize(tokens);
+  for (size_t r = 0; r < rows; ++r) {
+    Row row = read_row(in, r);
+    for (int t = 0; t < row.num_tokens; ++t) step.positions[row.first_token + t] = row.prefix_len + t;
+    for (size_t g = 0; g < in.groups.size(); ++g) {
+      row.pages.push_back(read_pages(in.groups[g].first, row, r, group_window(model, int(g)), pool.pages(int(g))));
+      for (int t = 0; t < row.num_tokens; ++t) {
+        const int position = row.prefix_len + t;
+        const int64_t slot = int64_t(row.pages[g][position / kPage]) * kPage + position % kPage;
+        if (in.groups[g].second.data()[row.first_token + t] != slot) refuse("out_cache_loc" + at(r) + " is not where req_to_token has position " + std::to_string(position));
+      }
+    }
+    step.rows.push_back(std::move(row));
+  }
+  return step;
+}
+
+}  // namespace sterna

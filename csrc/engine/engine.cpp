@@ -1,0 +1,129 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/flush.h"
+
+namespace sterna {
+
+Engine::Engine(Model model, const Kernels& kernels, const std::vector<int64_t>& slots, int threads)
+    : model_(std::move(model)),
+      kernels_(kernels),
+      pool_(model_, slots),
+      threads_(threads),
+      forward_(model_, kernels_, pool_, threads_),
+      sampler_(model_.vocab_size, kernels_),
+      scratch_(threads),
+      driver_([this] { drive(); }) {}
+
+Engine::~Engine() { stop(); }
+
+void Engine::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  queued_.notify_all();
+  if (driver_.joinable()) driver_.join();
+}
+
+void Engine::bind(int row, const SamplingOptions& options, const int32_t* prompt, size_t prompt_len, const int32_t* output, size_t output_len) {
+  std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
+  sampler_.bind(row, options, prompt, prompt_len, output, output_len);
+}
+
+void Engine::release(int row) {
+  std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
+  sampler_.release(row);
+}
+
+void Engine::set_mask(int row, const uint32_t* words, size_t count) {
+  std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
+  sampler_.set_mask(row, words, count);
+}
+
+void Engine::submit(Step step) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) throw std::runtime_error("the engine has been shut down");
+    if (!pending_.emplace(step.number, false).second) throw std::invalid_argument("step " + std::to_string(step.number) + " is submitted already");
+    queue_.push_back(std::move(step));
+  }
+  queued_.notify_one();
+}
+
+StepResult Engine::wait(int64_t number) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (pending_.count(number) == 0) throw std::invalid_argument("step " + std::to_string(number) + " was not submitted, or its result was taken");
+  done_.wait(lock, [&] { return pending_[number]; });
+  pending_.erase(number);
+  Outcome outcome = std::move(outcomes_.at(number));
+  outcomes_.erase(number);
+  lock.unlock();
+  if (outcome.fault) std::rethrow_exception(outcome.fault);
+  return std::move(outcome.result);
+}
+
+void Engine::drive() {
+  FlushSubnormals flush;
+  while (true) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    queued_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Step step = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+
+    Outcome outcome;
+    try {
+      outcome.result = compute(step);
+    } catch (...) {
+      outcome.fault = std::current_exception();
+      last_number_ = -1;
+    }
+
+    lock.lock();
+    pending_[step.number] = true;
+    outcomes_[step.number] = std::move(outcome);
+    lock.unlock();
+    done_.notify_all();
+  }
+}
+
+StepResult Engine::compute(Step& step) {
+  const size_t rows = step.rows.size();
+  StepResult result{step.number, std::vector<int32_t>(rows, -1), std::vector<uint8_t>(rows, 0), {}};
+  bool any_logprobs = false;
+  {
+    std::shared_lock<std::shared_mutex> lock(sampler_mutex_);
+    for (const Row& row : step.rows) {
+      if (row.input_from < 0) continue;
+      if (last_number_ != step.number - 1 || size_t(row.input_from) >= last_tokens_.size())
+        throw std::invalid_argument("step " + std::to_string(step.number) + " takes tokens of the step before, which has none");
+      // A row without a token has ended; what is computed on top of it is nobody's.
+      step.input_ids[row.first_token] = std::max(0, last_tokens_[row.input_from]);
+    }
+    for (const Row& row : step.rows) {
+      if (!row.wants_sample) continue;
+      if (!sampler_.is_bound(row.pool_index)) throw std::invalid_argument("row " + std::to_string(row.pool_index) + " wants a sample and isn't bound");
+      any_logprobs = any_logprobs || sampler_.wants_logprobs(row.pool_index);
+    }
+  }
+  if (any_logprobs) result.logprobs.resize(rows);
+
+  forward_.run(step, [&](int row, float* logits, int thread) {
+    std::shared_lock<std::shared_mutex> lock(sampler_mutex_);
+    SampledToken sampled = sampler_.sample(step.rows[row].pool_index, logits, scratch_[thread]);
+    result.is_nan[row] = sampled.nan;
+    if (sampled.nan) return;
+    result.tokens[row] = sampled.token;
+    if (any_logprobs) result.logprobs[row] = std::move(sampled.logprobs);
+  });
+  last_number_ = step.number;
+  last_tokens_ = result.tokens;
+  return result;
+}
+
+}  // namespace sterna

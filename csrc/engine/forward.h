@@ -1,0 +1,93 @@
+// A model's layers over a step's tokens: loops over tokens, over blocks of matrices, over attention's tiles, one after another.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "attention_plan.h"
+#include "inputs.h"
+#include "kv_pool.h"
+#include "model.h"
+#include "step.h"
+#include "threads.h"
+
+namespace sterna {
+
+class Forward {
+ public:
+  // All of them outlive it.
+  Forward(const Model& model, const Kernels& kernels, KVPool& pool, ThreadPool& threads);
+
+  // Run a step, writing its tokens' keys and values into the pool, and give the logits (vocab_size,) of each row that wants a sample to
+  // `sink(row, logits, thread)`, which may overwrite them; sinks of different rows run at once. Within a FlushSubnormals scope.
+  using Sink = std::function<void(int row, float* logits, int thread)>;
+  void run(const Step& step, const Sink& sink);
+
+ private:
+  // One matrix product of a loop: rows of `y` are `stride` floats apart.
+  struct Product {
+    const Linear* linear;
+    const Inputs* inputs;
+    float* y;
+    size_t stride;
+  };
+  struct Scratch {  // of one thread
+    Buffer<float> gate, up;
+    Buffer<uint16_t> queries;
+    Buffer<int32_t> positions;
+    Buffer<float> state, next;  // attention partials
+    std::vector<const uint8_t*> pages;
+  };
+
+  void reserve(const Step& step);
+  void rope_angles(const Step& step);
+  void plan(const Step& step);
+  void embed(const Step& step);
+  void attend(const Step& step, int layer);
+  void keys_and_queries(const Layer& layer, int index, int token, const Row& row);
+  void attend_shared(const Step& step, const Layer& layer, int index, const AttentionPlan& plan);
+  void attend_tile(const Step& step, const Layer& layer, int index, const AttentionPlan& plan, const TokenTile& tile, int head, int thread);
+  Span span_of(const Row& row, const Attention& a, int layer, int span, int end, int head, Scratch& scratch) const;
+  Partial partial(Buffer<float>& memory, int count, int dim) const;
+  void keep_sampled(const Step& step);
+  void mlp(const Layer& layer, int tokens);
+  void mixture(const Layer& layer, int tokens);
+  void route(const Mixture& mixture, int tokens);
+  void gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, int rows, int first_block, int blocks, float* out, int thread);
+  void head(const Step& step, const Sink& sink);
+
+  // x += residual_scale * post_norm(y), for one token.
+  void add_residual(const Layer& layer, const float* post_norm, float* y, float* x) const;
+  void products(const std::vector<Product>& all, int rows);
+  template <class Body>
+  void each_token(int tokens, const Body& body);
+
+  const Model& model_;
+  const Kernels& kernels_;
+  KVPool& pool_;
+  ThreadPool& threads_;
+
+  std::vector<AttentionPlan> plans_;  // per layer's (group, window, heads): index in plan_of_layer_
+  std::vector<int> plan_of_layer_;
+  std::vector<int> plan_layer_;  // a layer that each plan is for
+
+  std::vector<int32_t> row_of_token_;
+  std::vector<int32_t> sampled_;  // rows of the step that want a sample
+  Buffer<float> x_, qkv_, mixed_, y_, ff_, kept_, logits_, partials_;
+  Buffer<uint16_t> queries_;
+  std::vector<Buffer<float>> angles_;  // per rope: [token][half] cosines and then [token][half] sines
+  Inputs inputs_, hidden_inputs_, expert_inputs_;
+  std::vector<Scratch> scratch_;
+
+  // Of a mixture: (token, choice) pairs sorted by expert.
+  struct Choice {
+    int32_t token;
+    float weight;
+    int32_t place;  // among its expert's rows
+  };
+  std::vector<Choice> choices_;           // [token][top_k]
+  std::vector<int32_t> expert_rows_;      // [experts + 1]: where each expert's rows begin
+  Buffer<float> router_, expert_out_;
+};
+
+}  // namespace sterna

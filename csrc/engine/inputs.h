@@ -1,0 +1,41 @@
+// Activations on their way into matrix products: each row in the form, or the two forms, that the matrices ask for.
+#pragma once
+
+#include <initializer_list>
+
+#include "buffer.h"
+#include "kernels/kernels.h"
+
+namespace sterna {
+
+class Inputs {
+ public:
+  // Room for `rows` rows of `cols` numbers, for these matrices (which all take `cols`).
+  void reserve(int rows, int cols, std::initializer_list<const Matrix*> readers) {
+    cols_ = cols;
+    int8_ = bf16_ = false;
+    for (const Matrix* each : readers) (each->quant == Quant::kBf16 ? bf16_ : int8_) = true;
+    if (int8_) int8_rows_.reserve(Activations::int8_stride(cols) * size_t(rows));
+    if (bf16_) bf16_rows_.reserve(Activations::bf16_stride(cols) * size_t(rows));
+  }
+
+  void set(const Kernels& kernels, int row, const float* x) {
+    if (int8_) kernels.quantize(x, cols_, int8_rows_.get() + Activations::int8_stride(cols_) * size_t(row));
+    if (bf16_) kernels.to_bf16(x, cols_, bf16_rows_.get() + Activations::bf16_stride(cols_) * size_t(row));
+  }
+
+  // Row `row` of these becomes row `from` of `other`, which holds all forms that this one is reserved for.
+  void copy(int row, const Inputs& other, int from);
+
+  Activations view(const Matrix& reader) const {
+    if (reader.quant == Quant::kBf16) return {bf16_rows_.get(), Activations::bf16_stride(cols_), cols_};
+    return {int8_rows_.get(), Activations::int8_stride(cols_), cols_};
+  }
+
+ private:
+  int cols_ = 0;
+  bool int8_ = false, bf16_ = false;
+  Buffer<uint8_t> int8_rows_, bf16_rows_;
+};
+
+}  // namespace sterna
