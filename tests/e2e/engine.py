@@ -169,7 +169,7 @@ class Engine:
     def _spoil(self) -> None:
         """Slots that have just become nobody's."""
         pool = self.executor.inner.pool
-        free = np.zeros(pool.num_slots, dtype=np.bool_)
+        free = np.zeros(self.executor.info.num_slots, dtype=np.bool_)
         free[self.scheduler.ledger.pools.groups[0].free_slots()] = True
         freed = np.flatnonzero(free & ~self._spoilt)
         self._spoilt = free

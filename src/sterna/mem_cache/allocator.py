@@ -82,9 +82,9 @@ class PagedAllocator:
 class SlotPools:
     """The allocators of all KV groups, moved together: a token has a slot in each."""
 
-    def __init__(self, num_slots: int, page_size: int, num_groups: int) -> None:
+    def __init__(self, group_slots: tuple[int, ...], page_size: int) -> None:
         self.page_size = page_size
-        self.groups = tuple(PagedAllocator(num_slots, page_size) for _ in range(num_groups))
+        self.groups = tuple(PagedAllocator(num_slots, page_size) for num_slots in group_slots)
 
     @property
     def total(self) -> int:

@@ -94,7 +94,7 @@ namespace_of = st.integers(0, len(NAMESPACES) - 1)
 class RadixMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pools = SlotPools(NUM_PAGES * PAGE, PAGE, 1)
+        self.pools = SlotPools((NUM_PAGES * PAGE,), PAGE)
         self.cache = RadixCache(self.pools)
         self.naive = NaiveCache()
         self.holders: list[Holder] = []
@@ -175,7 +175,7 @@ def insert_new(cache: RadixCache, pools: SlotPools, tokens: list[int], namespace
 
 
 def test_namespaces_share_nothing() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     tokens = list(range(8))
     insert_new(cache, pools, tokens, CacheNamespace(salt="x"))
@@ -186,7 +186,7 @@ def test_namespaces_share_nothing() -> None:
 
 
 def test_elements_are_compared_in_all_their_64_bits() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     insert_new(cache, pools, [5, 6, 7, 8])
     high = np.array([5, 6, 7, 8 + (1 << 40)], dtype=np.int64)
@@ -194,7 +194,7 @@ def test_elements_are_compared_in_all_their_64_bits() -> None:
 
 
 def test_duplicates_are_freed_and_the_first_copy_is_kept() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     first = insert_new(cache, pools, list(range(8)))
     second = insert_new(cache, pools, list(range(12)))
@@ -203,7 +203,7 @@ def test_duplicates_are_freed_and_the_first_copy_is_kept() -> None:
 
 
 def test_inserting_behind_a_prefix_that_is_not_there_is_refused() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     slots = pools.alloc(2)
     with pytest.raises(ValueError, match="not locked"):
@@ -211,7 +211,7 @@ def test_inserting_behind_a_prefix_that_is_not_there_is_refused() -> None:
 
 
 def test_unlocking_twice_is_refused() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     match = insert_new(cache, pools, [1, 2, 3, 4])
     cache.lock(match.node)
@@ -221,7 +221,7 @@ def test_unlocking_twice_is_refused() -> None:
 
 
 def test_the_version_changes_with_what_can_be_matched() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     versions = [cache.version]
     insert_new(cache, pools, [1, 2, 3, 4])
@@ -233,7 +233,7 @@ def test_the_version_changes_with_what_can_be_matched() -> None:
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    pools = SlotPools(64, PAGE, 1)
+    pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     keys = {name: np.array([ord(name)] * PAGE, dtype=np.int64) for name in "abc"}
     for key in keys.values():
@@ -251,7 +251,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 
 def test_a_short_prefix_does_not_keep_the_arrays_of_the_long_key_that_it_came_from() -> None:
-    pools = SlotPools(NUM_PAGES * PAGE, PAGE, 1)
+    pools = SlotPools((NUM_PAGES * PAGE,), PAGE)
     cache = RadixCache(pools)
     namespace = CacheNamespace()
     key = np.arange(16 * PAGE, dtype=np.int64)
