@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 STAMP_VENV := $(VENV)/.made
 STAMP_SERVE := $(VENV)/.installed-serve
 STAMP_DEV := $(VENV)/.installed-dev
+# The engine is compiled when Sterna is installed.
+BUILT_FROM := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 .PHONY: serve test check fmt bench clean
 
@@ -40,11 +42,11 @@ $(STAMP_VENV):
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(STAMP_SERVE): pyproject.toml $(STAMP_VENV)
-	$(BIN)/pip install --disable-pip-version-check -e '.[torch]'
+$(STAMP_SERVE): $(BUILT_FROM) $(STAMP_VENV)
+	$(BIN)/pip install --disable-pip-version-check -e .
 	@touch $@
 
-$(STAMP_DEV): pyproject.toml $(STAMP_VENV)
+$(STAMP_DEV): $(BUILT_FROM) $(STAMP_VENV)
 	$(BIN)/pip install --disable-pip-version-check -e '.[torch,dev]'
 	@touch $(STAMP_SERVE) $@
 

@@ -25,7 +25,7 @@ class Entries {
   }
   template <class T>
   T get(const char* key) const {
-    T value;
+    T value{};
     if (!nb::try_cast<T>(at(key), value)) refuse(name(key) + " is of the wrong type");
     return value;
   }

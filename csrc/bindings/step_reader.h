@@ -4,6 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "engine/kv_pool.h"
 #include "engine/step.h"
 

@@ -8,8 +8,6 @@
 namespace sterna {
 namespace {
 
-// Loops over fewer tokens than this are not worth waking anyone for.
-constexpr int kFewTokens = 4;
 // Activations of so many bytes stay in a core's own cache while blocks of weights pass by.
 constexpr size_t kTileBytes = 256 << 10;
 constexpr int kGatedTileRows = 64;
@@ -43,15 +41,6 @@ Forward::Forward(const Model& model, const Kernels& kernels, KVPool& pool, Threa
     const auto found = std::find_if(plan_layer_.begin(), plan_layer_.end(), same);
     plan_of_layer_.push_back(int(found - plan_layer_.begin()));
     if (found == plan_layer_.end()) plan_layer_.push_back(int(i));
-  }
-}
-
-template <class Body>
-void Forward::each_token(int tokens, const Body& body) {
-  if (tokens < kFewTokens) {
-    for (int i = 0; i < tokens; ++i) body(i, 0);
-  } else {
-    threads_.each(tokens, body);
   }
 }
 
@@ -90,7 +79,7 @@ void Forward::run(const Step& step, const Sink& sink) {
     });
     layer.is_mixture() ? mixture(layer, tokens) : mlp(layer, tokens);
   }
-  head(step, sink);
+  head(sink);
 }
 
 void Forward::reserve(const Step& step) {
@@ -367,7 +356,7 @@ void Forward::mlp(const Layer& layer, int tokens) {
   each_token(tokens, [&](int64_t t, int) { add_residual(layer, layer.mlp_post_norm, y_.get() + t * stride, x_.get() + t * hidden); });
 }
 
-void Forward::head(const Step& step, const Sink& sink) {
+void Forward::head(const Sink& sink) {
   const int hidden = model_.hidden_size, rows = int(sampled_.size()), vocab = model_.vocab_size;
   const size_t stride = padded(model_.head);
   inputs_.reserve(rows, hidden, {&model_.head.weight});

@@ -54,13 +54,17 @@ class Forward {
   void mixture(const Layer& layer, int tokens);
   void route(const Mixture& mixture, int tokens);
   void gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, int rows, int first_block, int blocks, float* out, int thread);
-  void head(const Step& step, const Sink& sink);
+  void head(const Sink& sink);
 
   // x += residual_scale * post_norm(y), for one token.
   void add_residual(const Layer& layer, const float* post_norm, float* y, float* x) const;
   void products(const std::vector<Product>& all, int rows);
+  // body(token, thread); a few tokens are not worth waking anyone for.
   template <class Body>
-  void each_token(int tokens, const Body& body);
+  void each_token(int tokens, const Body& body) {
+    if (tokens >= 4) return threads_.each(tokens, body);
+    for (int i = 0; i < tokens; ++i) body(i, 0);
+  }
 
   const Model& model_;
   const Kernels& kernels_;

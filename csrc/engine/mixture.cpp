@@ -67,7 +67,7 @@ void Forward::mixture(const Layer& layer, int tokens) {
         for (int b = 0; b < blocks; b += per_item)
           items.push_back({e, row, std::min(tile, expert_rows_[e + 1] - row), b, std::min(per_item, blocks - b)});
   };
-  const size_t ff_stride = size_t(shape.gate.weight.padded_rows()), stride = padded_rows(shape.down);
+  const size_t ff_stride = size_t(shape.gate.weight.padded_rows()), stride = size_t(shape.down.weight.padded_rows());
   float* ff = ff_.reserve(ff_stride * rows);
   deal(shape.gate.weight.blocks(), 4, 64);
   threads_.each(int64_t(items.size()), [&](int64_t i, int thread) {

@@ -1,0 +1,125 @@
+"""The native executor: a `ModelSpec` on a CPU, by the C++ engine, without PyTorch.
+
+A step runs on the engine's own threads and holds no Python lock; `submit` returns at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sterna.config.cores import usable_cores
+from sterna.config.memory import available_memory_bytes, show_bytes
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.errors import ConfigError, ModelError
+from sterna.executor.base import STATUS_NAN, STATUS_OK, Executor, ExecutorInfo, ForwardBatch, Int32Array, StepHandle, StepOutput
+from sterna.executor.kv_memory import choose_group_slots, kv_bytes
+from sterna.executor.native import _native
+from sterna.executor.native.packed import open_packed
+from sterna.executor.native.plan import Weights, engine_config
+from sterna.executor.native.sampling import to_options
+from sterna.models.spec import ModelSpec
+from sterna.protocol.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+KV_BYTES_PER_ELEMENT = 2
+"""Keys and values are bfloat16."""
+PAGE = 16
+"""Slots that the engine reads together (csrc/kernels/kernels.h: kPage)."""
+
+
+def create(args: ServerArgs, folder: Path) -> NativeExecutor:
+    """Load the resolved model `folder`, packing its weights if no start has yet. Raises ConfigError, ModelError (`registry.create_executor`)."""
+    try:
+        spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
+    return make(args, ModelConfig.load(folder), spec, open_packed(folder, args))
+
+
+def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weights) -> NativeExecutor:
+    """As `create`, from a model at hand."""
+    if args.executor_options:
+        raise ConfigError(f"the native executor has no options, so --executor-options can't be {args.executor_options!r}")
+    if args.page_size % PAGE:
+        raise ConfigError(f"--page-size must be a multiple of {PAGE} for the native executor, not {args.page_size}")
+    if not spec.causal:
+        raise ModelError("the native executor runs decoders only")
+    isa, threads = choose_isa(args), args.threads or usable_cores()
+    slots = choose_group_slots(args, spec, KV_BYTES_PER_ELEMENT, available_memory_bytes())
+    try:
+        engine = _native.Engine(engine_config(spec, weights), list(slots), threads, isa)
+    except ValueError as fault:
+        raise ModelError(f"the native executor can't run this model: {fault}") from fault
+    except MemoryError:
+        raise ConfigError(f"no memory for a KV pool of {show_bytes(kv_bytes(spec, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory") from None
+    info = ExecutorInfo(
+        name="native",
+        dtype=config.weights_dtype,
+        device="cpu",
+        group_slots=slots,
+        group_windows=tuple(group.window for group in spec.kv_groups),
+        page_size=args.page_size,
+        max_batch_rows=args.max_running_requests,
+        max_context_len=args.context_length or config.context_len,
+        reuse_generated_kv=True,
+        exactness="bitwise",
+        kv_bytes_per_token=KV_BYTES_PER_ELEMENT * sum(group.elements_per_token for group in spec.kv_groups),
+        details={"isa": isa, "threads": threads, "kv_bytes": engine.kv_bytes},
+    )
+    log.info("native executor: %s, %d threads, KV slots %s (%s)", isa, threads, slots, show_bytes(engine.kv_bytes))
+    return NativeExecutor(info, engine, spec.vocab_size, config.eos_token_ids)
+
+
+class NativeExecutor(Executor):
+    """See `base.Executor`. Prompt and generated tokens go through the same arithmetic, so all KV is reusable."""
+
+    def __init__(self, info: ExecutorInfo, engine: _native.Engine, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.info = info
+        self.engine = engine
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    def bind(self, req_pool_idx: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
+        options = to_options(params, self._vocab_size, self._eos_token_ids)
+        self.engine.bind(req_pool_idx, options, np.ascontiguousarray(prompt), np.ascontiguousarray(output))
+
+    def release(self, req_pool_idx: int) -> None:
+        self.engine.release(req_pool_idx)
+
+    def submit(self, batch: ForwardBatch) -> StepHandle:
+        # The engine copies what it needs of these before it returns.
+        self.engine.submit(
+            batch.step,
+            batch.input_ids,
+            batch.input_from,
+            batch.row_splits,
+            batch.prefix_lens,
+            batch.seq_lens,
+            batch.req_pool_idx,
+            batch.wants,
+            [(group.req_to_token, group.out_cache_loc) for group in batch.groups],
+        )
+        return _Step(self.engine, batch)
+
+    def shutdown(self) -> None:
+        self.engine.stop()
+
+
+class _Step:
+    def __init__(self, engine: _native.Engine, batch: ForwardBatch) -> None:
+        self._engine = engine
+        self._step = batch.step
+
+    def result(self) -> StepOutput:
+        tokens, is_nan, _ = self._engine.wait(self._step)
+        status = np.where(is_nan, STATUS_NAN, STATUS_OK).astype(np.uint8)
+        made = tokens >= 0
+        splits = np.zeros(len(tokens) + 1, dtype=np.int32)
+        np.cumsum(made, out=splits[1:])
+        return StepOutput(step=self._step, token_ids=tokens[made], row_splits=splits, status=status)
