@@ -85,31 +85,32 @@ class GGUFFile(MappedFile[GGUFTensor]):
         tensors = _read_tensors(reader, num_tensors, alignment)
         return GGUFFile(path, metadata, tensors, data)
 
-    def float32(self, name: str) -> NDArray[np.float32]:
+    def float32(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """The tensor's values in its shape: a new, writable array.
 
+        `rows`: only these, (rows, columns), of the tensor seen as a matrix, all axes but the last taken as one.
         Raises ModelError for a type that neither NumPy nor the gguf package can turn into numbers.
         """
         tensor = self.tensor(name)
-        raw = self.raw(name)
+        raw = self.raw(name).reshape(prod(tensor.shape[:-1]), -1)
+        values = self._numbers(tensor, raw if rows is None else raw[rows])
+        return values.reshape(tensor.shape if rows is None else (-1, tensor.shape[-1]))
+
+    def _numbers(self, tensor: GGUFTensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         if tensor.type in _PLAIN:
             with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as it should
-                return raw.view(_PLAIN[tensor.type]).astype(np.float32).reshape(tensor.shape)
+                return raw.view(_PLAIN[tensor.type]).astype(np.float32)
         if tensor.type == "BF16":
-            return bfloat16_to_float32(raw.view("<u2")).reshape(tensor.shape)
-        return self._dequantize(tensor, raw)
-
-    def _dequantize(self, tensor: GGUFTensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+            return bfloat16_to_float32(raw.view("<u2"))
         from gguf.quants import dequantize  # 10 ms that a reader of metadata needn't spend
 
-        rows = prod(tensor.shape[:-1])
         try:
             # A hostile scale may be NaN or infinite: the numbers say so, and no warning is owed.
             with np.errstate(all="ignore"):
-                values = dequantize(raw.reshape(rows, -1), GGMLQuantizationType[tensor.type])
+                values = dequantize(raw, GGMLQuantizationType[tensor.type])
         except NotImplementedError:
             raise ModelError(f"{self.path}: tensor {tensor.name!r} is of type {tensor.type}, which can't be read as numbers") from None
-        return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
+        return np.ascontiguousarray(values, np.float32)
 
 
 class _HeaderReader:

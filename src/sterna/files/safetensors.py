@@ -59,17 +59,23 @@ class SafetensorsFile(MappedFile[SafeTensor]):
         data = map_file(path)
         return SafetensorsFile(path, _read_header(path, data), data)
 
-    def float32(self, name: str) -> NDArray[np.float32]:
-        """The tensor's values in its shape: a new, writable array. Raises ModelError for a type other than F64, F32, F16 and BF16."""
+    def float32(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """The tensor's values in its shape: a new, writable array. Raises ModelError for a type other than F64, F32, F16 and BF16.
+
+        `rows`: only these, (rows, columns), of the tensor seen as a matrix, all axes but the last taken as one.
+        """
         tensor = self.tensor(name)
-        raw = self.raw(name)
+        raw, shape = self.raw(name), tensor.shape
+        if rows is not None:
+            raw = raw.reshape(prod(shape[:-1]), -1)[rows]
+            shape = (len(raw), shape[-1])
         if tensor.dtype == "BF16":
-            return bfloat16_to_float32(raw.view("<u2")).reshape(tensor.shape)
+            return bfloat16_to_float32(raw.view("<u2")).reshape(shape)
         if tensor.dtype not in _READABLE:
             readable = ", ".join((*_READABLE, "BF16"))
             raise ModelError(f"{self.path}: tensor {name!r} is of type {tensor.dtype}; weights can be read from {readable} only")
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as it should
-            return raw.view(_READABLE[tensor.dtype]).astype(np.float32).reshape(tensor.shape)
+            return raw.view(_READABLE[tensor.dtype]).astype(np.float32).reshape(shape)
 
 
 class SafetensorsFolder:
@@ -100,9 +106,9 @@ class SafetensorsFolder:
         """As `SafetensorsFile.raw`. Raises ModelError where the folder has no such tensor."""
         return self._file_of(name).raw(name)
 
-    def float32(self, name: str) -> NDArray[np.float32]:
+    def float32(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         """As `SafetensorsFile.float32`. Raises ModelError where the folder has no such tensor."""
-        return self._file_of(name).float32(name)
+        return self._file_of(name).float32(name, rows)
 
     def _file_of(self, name: str) -> SafetensorsFile:
         try:

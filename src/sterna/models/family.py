@@ -6,6 +6,7 @@ import abc
 from collections.abc import Mapping, Sequence
 
 from sterna.models.spec import ModelSpec
+from sterna.models.stored import Source
 
 Settings = Mapping[str, object]
 """A parsed config.json, or a GGUF's metadata by key."""
@@ -14,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Family(abc.ABC):
-    """One architecture. Stateless; every method but the naming ones raises ModelError, naming the setting at fault."""
+    """One architecture. Stateless; every method but `…_source` raises ModelError, naming the setting at fault."""
 
     name: str
     """Its row in `registry.FAMILIES`."""
@@ -38,13 +39,9 @@ class Family(abc.ABC):
         """`rope_factors`: the contents of `rope_freqs.weight`, required where the file has that tensor."""
 
     @abc.abstractmethod
-    def hf_name(self, canonical: str) -> str:
-        """The stored name, in a safetensors file, of a canonical weight (see `models/spec.py`)."""
+    def hf_source(self, spec: ModelSpec, canonical: str) -> Source:
+        """What a canonical weight (see `models/spec.py`) is made of in a safetensors file."""
 
     @abc.abstractmethod
-    def gguf_name(self, canonical: str) -> str:
-        """The stored name, in a GGUF file, of a canonical weight."""
-
-    @abc.abstractmethod
-    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
-        """How many heads the stored rows belong to where they are paired for interleaved rope; None where they lie canonically."""
+    def gguf_source(self, spec: ModelSpec, canonical: str) -> Source:
+        """What a canonical weight is made of in a GGUF file."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from sterna.files.gguf import GGUFFile
 from sterna.files.safetensors import SafetensorsFolder
 from sterna.models.family import Family
 from sterna.models.spec import ModelSpec, weight_shapes
+from sterna.models.stored import AddOne, Rows, Source, Transform, Unpermute
 
 Float32Array = NDArray[np.float32]
 
@@ -25,19 +26,6 @@ WEIGHTS_FILE = "weights.json"
 _HF_HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 _GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that say again what the spec's rope says."""
-
-
-class Unpermute(msgspec.Struct, frozen=True, tag="unpermute"):
-    """Stored rows are paired for interleaved rope, (2i, 2i + 1) within each head; canonical ones in halves, (i, i + head_dim / 2).
-
-    Whole rows move, so that quantised blocks, which run along rows, stay as they are.
-    """
-
-    heads: int
-
-    def canonical_rows(self, rows: int) -> NDArray[np.intp]:
-        """(rows,): which stored row each canonical row is."""
-        return np.arange(rows).reshape(self.heads, rows // self.heads // 2, 2).swapaxes(1, 2).reshape(rows)
 
 
 class WeightEntry(msgspec.Struct, frozen=True):
@@ -49,7 +37,10 @@ class WeightEntry(msgspec.Struct, frozen=True):
     dtype: str
     """As the format names it: `BF16`, `Q4_1`, …"""
     shape: tuple[int, ...]
-    transform: Unpermute | None = None
+    """Of the canonical weight."""
+    stored_shape: tuple[int, ...]
+    transforms: tuple[Transform, ...] = ()
+    """What makes the canonical weight of the stored tensor, applied one after the other."""
 
 
 class WeightIndex(msgspec.Struct, frozen=True):
@@ -84,15 +75,13 @@ def index_for_hf(spec: ModelSpec, family: Family, folder: SafetensorsFolder) -> 
 
     Raises ModelError naming a tensor that is missing, misshapen, or there without the architecture having a place for it.
     """
-    stored = _stored_in(folder)
-    entries = _find(spec, stored, family.hf_name, lambda canonical: None, _HF_HARMLESS)
+    entries = _find(spec, _stored_in(folder), family.hf_source, _HF_HARMLESS)
     return WeightIndex("safetensors", str(folder.folder), entries)
 
 
 def index_for_gguf(spec: ModelSpec, family: Family, file: GGUFFile) -> WeightIndex:
     """As `index_for_hf`, for a GGUF file."""
-    stored = _stored_in(file)
-    entries = _find(spec, stored, family.gguf_name, partial(family.gguf_permuted_heads, spec), _GGUF_HARMLESS)
+    entries = _find(spec, _stored_in(file), family.gguf_source, _GGUF_HARMLESS)
     return WeightIndex("gguf", str(file.path), entries)
 
 
@@ -103,27 +92,35 @@ def _stored_in(source: GGUFFile | SafetensorsFolder) -> dict[str, _Stored]:
 
 
 def _find(
-    spec: ModelSpec,
-    tensors: Mapping[str, _Stored],
-    stored_name: Callable[[str], str],
-    permuted_heads: Callable[[str], int | None],
-    harmless: re.Pattern[str],
+    spec: ModelSpec, tensors: Mapping[str, _Stored], source_of: Callable[[ModelSpec, str], Source], harmless: re.Pattern[str]
 ) -> dict[str, WeightEntry]:
     entries: dict[str, WeightEntry] = {}
     surplus = dict(tensors)
     for canonical, shape in weight_shapes(spec).items():
-        name = stored_name(canonical)
-        stored = surplus.pop(name, None)
+        source = source_of(spec, canonical)
+        expected = source.shape or shape
+        stored = tensors.get(source.tensor)
         if stored is None:
-            raise ModelError(f"tensor {name} is missing (expected, of shape {shape})")
-        if stored.shape != shape:
-            raise ModelError(f"{stored.file}: tensor {name} has shape {stored.shape}, expected {shape}")
-        heads = permuted_heads(canonical)
-        entries[canonical] = WeightEntry(stored.file, name, stored.dtype, shape, None if heads is None else Unpermute(heads))
+            raise ModelError(f"tensor {source.tensor} is missing (expected, of shape {expected})")
+        if stored.shape != expected:
+            raise ModelError(f"{stored.file}: tensor {source.tensor} has shape {stored.shape}, expected {expected}")
+        surplus.pop(source.tensor, None)
+        entries[canonical] = WeightEntry(stored.file, source.tensor, stored.dtype, shape, stored.shape, source.transforms)
     for name, stored in surplus.items():
         if not harmless.fullmatch(name):
             raise ModelError(f"{stored.file}: tensor {name} of shape {stored.shape} has no place in this architecture")
     return entries
+
+
+class RawMatrix(NamedTuple):
+    """A matrix as it is stored: not one number of it is decoded."""
+
+    dtype: str
+    """As the format names it: a ggml type (`Q4_1`, `F32`, …) or a safetensors one (`BF16`, `F32`, …); `WeightIndex.format` says which."""
+    rows: NDArray[np.uint8]
+    """(shape[0], bytes of a row): row r holds the canonical row r's numbers, or whole quantised blocks of them, little-endian."""
+    shape: tuple[int, int]
+    """(out, in), in numbers."""
 
 
 class WeightStore:
@@ -144,7 +141,7 @@ class WeightStore:
         source = GGUFFile.open(path) if index.format == "gguf" else SafetensorsFolder.open(path)
         stored = _stored_in(source)
         for entry in index.entries.values():
-            if stored.get(entry.tensor) != (entry.file, entry.dtype, entry.shape):
+            if stored.get(entry.tensor) != (entry.file, entry.dtype, entry.stored_shape):
                 raise ModelError(f"{entry.file}: tensor {entry.tensor} is not what it was when the model was resolved: resolve it again")
         return WeightStore(index, source)
 
@@ -164,7 +161,47 @@ class WeightStore:
         Raises KeyError for an unknown name, ModelError for a type that can't be read as numbers.
         """
         entry = self.index.entries[name]
-        values = self._source.float32(entry.tensor)
-        if entry.transform is not None:
-            values = values[entry.transform.canonical_rows(len(values))]
+        values = self._source.float32(entry.tensor, _stored_rows(entry))
+        for transform in entry.transforms:
+            match transform:
+                case Unpermute():
+                    values = values[transform.canonical_rows(len(values))]
+                case AddOne():
+                    values += np.float32(1.0)
+                case Rows():
+                    pass  # only they were read
+                case _:
+                    assert_never(transform)
         return values
+
+    def raw(self, name: str) -> RawMatrix:
+        """One matrix, its rows in canonical order and their bytes as stored.
+
+        A read-only view of the mapped file, which lives as long as the view does; a new array only where rows had to be permuted.
+        Raises KeyError for an unknown name, ValueError for a vector: those are small, and may be other numbers than the stored ones
+        (`AddOne`), so that `float32` is the way to read them.
+        """
+        entry = self.index.entries[name]
+        if len(entry.shape) != 2:
+            raise ValueError(f"{name} of shape {entry.shape} is no matrix")
+        rows = self._source.raw(entry.tensor).reshape(prod(entry.stored_shape[:-1]), -1)[_stored_rows(entry) or slice(None)]
+        for transform in entry.transforms:
+            match transform:
+                case Unpermute():
+                    rows = rows[transform.canonical_rows(len(rows))]
+                case Rows():
+                    pass
+                case AddOne():
+                    raise ValueError(f"{name}: 1 is added to vectors only")
+                case _:
+                    assert_never(transform)
+        return RawMatrix(entry.dtype, rows, (entry.shape[0], entry.shape[1]))
+
+
+def _stored_rows(entry: WeightEntry) -> slice | None:
+    """Which rows of the stored tensor, seen as a matrix, an entry is made of; None: all. At most one `Rows`, and it stands first."""
+    match entry.transforms:
+        case (Rows(start=start), *_):
+            return slice(start, start + entry.shape[0])
+        case _:
+            return None

@@ -15,7 +15,8 @@ from sterna.config.server_args import ServerArgs
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, ForwardBatch, GroupSlots, StepHandle
 from sterna.executor.torch.executor import TorchExecutor, make
 from sterna.models.registry import load_family
-from sterna.models.spec import ModelSpec
+from sterna.models.spec import weight_shapes
+from sterna.models.stored import AddOne, Rows
 from sterna.protocol.sampling import SamplingParams
 
 CONTEXT = 512
@@ -26,23 +27,31 @@ class TinyWeights:
     """A tiny model's tensors by canonical name: what `WeightStore` gives, without files."""
 
     def __init__(self, variant: str) -> None:
-        self.family = load_family(tiny_models.VARIANTS[variant].family)
         self.stored = tiny_models.weights(variant)
+        self.family = load_family(tiny_models.VARIANTS[variant].family)
+        shapes = {name: values.shape for name, values in self.stored.items()}
+        self.spec = self.family.spec_from_hf(tiny_models.VARIANTS[variant].config, shapes, context_len=CONTEXT)
+        self._shapes = weight_shapes(self.spec)
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        return self.stored[self.family.hf_name(name)]
-
-
-def tiny_spec(variant: str, context_len: int = CONTEXT) -> ModelSpec:
-    weights = TinyWeights(variant)
-    shapes = {name: values.shape for name, values in weights.stored.items()}
-    return weights.family.spec_from_hf(tiny_models.VARIANTS[variant].config, shapes, context_len=context_len)
+        source = self.family.hf_source(self.spec, name)
+        values = self.stored[source.tensor]
+        for transform in source.transforms:
+            match transform:
+                case Rows(start=start):
+                    values = values[start : start + self._shapes[name][0]]
+                case AddOne():
+                    values = values + np.float32(1.0)
+                case _:
+                    raise NotImplementedError(transform)
+        return values
 
 
 def tiny_executor(variant: str = "llama", *, weights: TinyWeights | None = None, untied: bool = False, **changes: object) -> TorchExecutor:
     """`untied`: `weights` has a head of its own, whatever the variant says."""
     settings: dict[str, object] = {"dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 4096, "context_length": CONTEXT}
-    spec = tiny_spec(variant)
+    weights = weights or TinyWeights(variant)
+    spec = weights.spec
     if untied:
         spec = msgspec.structs.replace(spec, tied_head=False)
     config = model_facts(
@@ -54,7 +63,7 @@ def tiny_executor(variant: str = "llama", *, weights: TinyWeights | None = None,
         bos_token_id=tiny_models.BOS_ID,
         eos_token_ids=(tiny_models.EOS_ID,),
     )
-    return make(ServerArgs(**{**settings, **changes}), config, spec, weights or TinyWeights(variant))
+    return make(ServerArgs(**{**settings, **changes}), config, spec, weights)
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from sterna.errors import ModelError
 from sterna.files.gguf import GGUFFile, GGUFTensor
 from sterna.files.safetensors import SafetensorsFolder
 from sterna.models.spec import ModelSpec, weight_shapes
-from sterna.models.weights import Unpermute, WeightStore, index_for_gguf, index_for_hf
+from sterna.models.stored import Rows, Unpermute
+from sterna.models.weights import WeightEntry, WeightIndex, WeightStore, index_for_gguf, index_for_hf
 from tiny_gguf import has_gguf, write_gguf
 from tiny_reading import open_gguf, open_hf, reopened
 
@@ -95,26 +96,59 @@ def _without_floats(mixer: object) -> object:
     return msgspec.structs.replace(mixer, rope=None)  # type: ignore[type-var]
 
 
-def test_quantised_rows_move_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+def test_raw_rows_are_the_bytes_of_canonical_rows_and_views_where_no_row_moves(quant: str, tmp_path: Path) -> None:
     import gguf
 
-    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama", quant="Q4_1"))
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama", quant=quant))
     store = reopened(index_for_gguf(spec, family, source), tmp_path / "resolved")
-    assert store.index.entries["layers.0.attn.q"].dtype == "Q4_1"
-    kind = gguf.GGMLQuantizationType.Q4_1
-    rounded = gguf.quants.dequantize(
-        gguf.quants.quantize(tiny_models.weights("llama")["model.layers.0.self_attn.q_proj.weight"], kind), kind
-    )
-    np.testing.assert_array_equal(store.float32("layers.0.attn.q"), rounded)
+    kind = gguf.GGMLQuantizationType[quant]
+    expected = tiny_models.weights("llama")
+    for name in ("embed", "layers.0.attn.q", "layers.1.attn.k", "layers.1.attn.v", "layers.2.mlp.down"):
+        dtype, rows, shape = store.raw(name)
+        assert (dtype, shape) == (quant, store.shape(name))
+        # Rows are quantised one by one, so that moving them and quantising commute.
+        np.testing.assert_array_equal(rows, gguf.quants.quantize(expected[hf_key(name)], kind).view(np.uint8), err_msg=name)
+        np.testing.assert_array_equal(store.float32(name), gguf.quants.dequantize(rows, kind), err_msg=name)
+        assert rows.flags.owndata == name.endswith((".q", ".k"))
+
+
+def test_raw_rows_of_safetensors_are_the_numbers_as_stored(tmp_path: Path) -> None:
+    spec, family, source = open_hf(tiny_models.write_hf(tmp_path / "hf", "llama", dtype="bfloat16"))
+    store = reopened(index_for_hf(spec, family, source), tmp_path / "resolved")
+    dtype, rows, shape = store.raw("layers.0.mlp.up")
+    assert (dtype, rows.shape, shape) == ("BF16", (128, 2 * 64), (128, 64))
+    np.testing.assert_array_equal((rows.view("<u2").astype(np.uint32) << 16).view(np.float32), store.float32("layers.0.mlp.up"))
+
+
+def test_a_vector_has_no_raw_rows(tmp_path: Path) -> None:
+    spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama"))
+    store = reopened(index_for_gguf(spec, family, source), tmp_path / "resolved")
+    with pytest.raises(ValueError, match=r"final_norm of shape \(64,\)"):
+        store.raw("final_norm")
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q4_1"])
+def test_rows_of_a_fused_tensor_are_read_alone_and_may_then_be_permuted(quant: str, tmp_path: Path) -> None:
+    import gguf
+
+    _, _, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", "llama", quant=quant))
+    stored = source.tensors["token_embd.weight"]
+    entry = WeightEntry(str(source.path), stored.name, quant, (32, 64), stored.shape, (Rows(64), Unpermute(2)))
+    store = WeightStore(WeightIndex("gguf", str(source.path), {"part": entry}), source)
+    order = [*range(64, 80, 2), *range(65, 80, 2), *range(80, 96, 2), *range(81, 96, 2)]
+    np.testing.assert_array_equal(store.float32("part"), source.float32(stored.name)[order])
+    kind = gguf.GGMLQuantizationType[quant]
+    np.testing.assert_array_equal(gguf.quants.dequantize(store.raw("part").rows, kind), store.float32("part"))
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_only_llamas_queries_and_keys_are_permuted_in_gguf(name: str, tmp_path: Path) -> None:
     spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", name))
     entries = index_for_gguf(spec, family, source).entries
-    permuted = {name: entry.transform for name, entry in entries.items() if entry.transform is not None}
+    permuted = {name: entry.transforms for name, entry in entries.items() if entry.transforms}
     is_llama = name in ("llama", "mistral")
-    assert permuted == ({f"layers.{i}.attn.{p}": Unpermute(h) for i in range(3) for p, h in (("q", 4), ("k", 2))} if is_llama else {})
+    assert permuted == ({f"layers.{i}.attn.{p}": (Unpermute(h),) for i in range(3) for p, h in (("q", 4), ("k", 2))} if is_llama else {})
 
 
 def with_tensors(source: GGUFFile, **changes: GGUFTensor | None) -> GGUFFile:

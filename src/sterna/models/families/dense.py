@@ -14,6 +14,7 @@ from sterna.models.families import rope_settings
 from sterna.models.family import Family, Settings, Shapes
 from sterna.models.fields import Fields
 from sterna.models.spec import AttentionSpec, GatedMLPSpec, KVGroup, LayerSpec, ModelSpec, RopeSpec
+from sterna.models.stored import Source
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -129,14 +130,11 @@ class DenseFamily(Family):
     def context_len_from_gguf(self, metadata: Settings) -> int:
         return rope_settings.context_len_from_gguf(gguf_fields(metadata))
 
-    def hf_name(self, canonical: str) -> str:
-        return _stored_name(canonical, _HF_NAMES, _HF_LAYER_NAMES, "model.layers")
+    def hf_source(self, spec: ModelSpec, canonical: str) -> Source:
+        return Source(_stored_name(canonical, _HF_NAMES, _HF_LAYER_NAMES, "model.layers"))
 
-    def gguf_name(self, canonical: str) -> str:
-        return _stored_name(canonical, _GGUF_NAMES, _GGUF_LAYER_NAMES, "blk")
-
-    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
-        return None
+    def gguf_source(self, spec: ModelSpec, canonical: str) -> Source:
+        return Source(_stored_name(canonical, _GGUF_NAMES, _GGUF_LAYER_NAMES, "blk"))
 
 
 def hf_fields(config: Settings) -> Fields:

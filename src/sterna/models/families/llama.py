@@ -16,6 +16,7 @@ from sterna.models.families.dense import (
 )
 from sterna.models.family import Settings, Shapes
 from sterna.models.spec import ModelSpec
+from sterna.models.stored import Source, Unpermute
 
 
 class Llama(DenseFamily):
@@ -51,10 +52,11 @@ class Llama(DenseFamily):
             mlp_bias="blk.0.ffn_gate.bias" in tensor_shapes,
         )
 
-    def gguf_permuted_heads(self, spec: ModelSpec, canonical: str) -> int | None:
+    def gguf_source(self, spec: ModelSpec, canonical: str) -> Source:
+        source = super().gguf_source(spec, canonical)
         # llama.cpp pairs neighbouring rows (2i, 2i + 1) for this architecture, and its converter reorders q and k so.
         stem = canonical.removesuffix(".bias")
         if not stem.endswith((".attn.q", ".attn.k")):
-            return None
+            return source
         mixer = spec.layers[int(stem.split(".")[1])].mixer
-        return mixer.num_heads if stem.endswith(".q") else mixer.num_kv_heads
+        return Source(source.tensor, (Unpermute(mixer.num_heads if stem.endswith(".q") else mixer.num_kv_heads),))
