@@ -1,6 +1,6 @@
 """The hash of large files' content, without reading them at every start.
 
-    folder/sources.json    path -> what the file system says of the file, and the SHA-256 that its content had then
+folder/sources.json    path -> what the file system says of the file, and the SHA-256 that its content had then
 """
 
 from __future__ import annotations

@@ -133,9 +133,7 @@ class PackedModel:
         """Raises KeyError for a name that isn't a matrix of the model; a tied head is `embed`."""
         record = self.header.matrices[name]
         address = self._data.ctypes.data + record.offset
-        return MatrixView(
-            record.quant, record.has_min, record.float32_scales, record.scale_group, record.rows, record.cols, address
-        )
+        return MatrixView(record.quant, record.has_min, record.float32_scales, record.scale_group, record.rows, record.cols, address)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A norm or a bias, (count,): a read-only view. Raises KeyError for a name that isn't a vector of the model."""
