@@ -1,0 +1,226 @@
+"""A resolved model's weights as the kernels want them: packed once, by whoever needs them first, and mapped by all.
+
+    cache_dir/packed/<name>-<key>.packed
+
+The key covers the content of the model's files, how weights were found in them, the quantization and the packed file's version: a model
+that moved is found again, one that changed isn't. Files are used read-only, so that one may be deleted at any time: servers that run keep
+what they have mapped. Making one deletes those that no start has used for `KEEP_DAYS`: a file's time of change is that of its last use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from sterna.config.cores import usable_cores
+from sterna.config.memory import available_memory_bytes, show_bytes
+from sterna.config.model_config import ModelConfig
+from sterna.errors import ConfigError, ModelError
+from sterna.executor.native import _native
+from sterna.executor.native.formats import Quantization, format_of
+from sterna.executor.native.packed_file import (
+    ALIGNMENT,
+    VERSION,
+    Damaged,
+    MatrixRecord,
+    PackedHeader,
+    PackedModel,
+    VectorRecord,
+    align,
+    prelude,
+)
+from sterna.files import cache
+from sterna.files.content_hash import content_hash
+from sterna.models.spec import ModelSpec, weight_shapes
+from sterna.models.weights import WeightIndex, WeightStore
+
+PACKED_DIR = "packed"
+SUFFIX = ".packed"
+KEEP_DAYS = 30
+_SCRATCH_BYTES = 8 << 20
+"""Packed at a time: a large matrix passes through in ranges of rows."""
+
+log = logging.getLogger(__name__)
+
+
+def open_packed(folder: Path, cache_dir: Path, quantization: Quantization) -> PackedModel:
+    """The packed weights of the resolved model `folder`, made where they aren't there.
+
+    Safe against other processes that do the same. Where the cache has no room or can't be written to, they are made in memory of this
+    process's own, with a warning. A second start maps the file and reads its header, nothing else.
+    Raises ModelError for weights that can't be read, that aren't finite, that are of a type without a packed format, or that the spec has
+    no place for; ConfigError for a quantization of what is quantized already, and where neither disk nor memory has room.
+    """
+    index = WeightIndex.load(folder)
+    header = plan(index, _load_spec(folder), quantization)
+    root = cache_dir / PACKED_DIR
+    key = _key(index, quantization, content_hash({Path(entry.file) for entry in index.entries.values()}, root))
+    found = _map_existing(root, key, header)
+    if found is not None:
+        return found
+    label = re.sub(r"[^A-Za-z0-9._]+", "-", ModelConfig.load(folder).name)[:60]
+    try:
+        return _make(folder, header, root / f"{label}-{key}{SUFFIX}", key)
+    except OSError as fault:
+        return _make_in_memory(folder, header, f"{fault.filename or root}: {fault.strerror or fault}")
+
+
+def plan(index: WeightIndex, spec: ModelSpec, quantization: Quantization) -> PackedHeader:
+    """Where everything will lie. Raises as `open_packed` does, for what is known without reading the weights."""
+    shapes = weight_shapes(spec)
+    if shapes != {name: entry.shape for name, entry in index.entries.items()}:
+        raise ModelError(f"{index.source}: the index of its weights isn't of its architecture: resolve it again")
+    matrices: dict[str, MatrixRecord] = {}
+    vectors: dict[str, VectorRecord] = {}
+    offset = 0
+    for name, entry in index.entries.items():
+        if len(entry.shape) == 1:
+            vectors[name] = VectorRecord(offset, entry.shape[0])
+            nbytes = 4 * entry.shape[0]
+        else:
+            form = format_of(name, entry, quantization)
+            rows, cols = entry.shape
+            nbytes = _native.matrix_bytes(form, rows, cols)
+            matrices[name] = MatrixRecord(*form, rows, cols, offset, nbytes)
+        offset = align(offset + nbytes, ALIGNMENT)
+    return PackedHeader(quantization, offset, matrices, vectors)
+
+
+def _load_spec(folder: Path) -> ModelSpec:
+    try:
+        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
+
+
+def _key(index: WeightIndex, quantization: Quantization, content: str) -> str:
+    found = [(name, entry.tensor, entry.dtype, entry.shape, entry.transforms) for name, entry in index.entries.items()]
+    return hashlib.sha256(msgspec.msgpack.encode((VERSION, quantization, content, found))).hexdigest()[:24]
+
+
+def _map_existing(root: Path, key: str, header: PackedHeader) -> PackedModel | None:
+    """None where there is none that is whole. The same model may have been packed under another name."""
+    for path in root.glob(f"*-{key}{SUFFIX}"):
+        try:
+            packed = PackedModel.map(path, header)
+        except (OSError, Damaged) as fault:
+            log.warning("packed weights are made anew: %s: %s", path, fault)
+            continue
+        with suppress(OSError):  # a cache that can't be written to is as good to read
+            os.utime(path)
+        return packed
+    return None
+
+
+def _make(folder: Path, header: PackedHeader, path: Path, key: str) -> PackedModel:
+    """Raises OSError where the cache can't take it."""
+    root = path.parent
+    root.mkdir(parents=True, exist_ok=True)
+    with cache.exclusive(root / f"{key}.lock", f"waiting: another start of Sterna is packing the weights of {path.stem}"):
+        found = _map_existing(root, key, header)
+        if found is not None:
+            return found
+        _sweep(root, key)
+        before = prelude(header)
+        size = len(before) + header.data_bytes
+        free = shutil.disk_usage(root).free
+        if free < size:
+            raise OSError(None, f"{show_bytes(size)} are needed and {show_bytes(free)} are free", str(root))
+        log.info("packing weights once: %s into %s", show_bytes(size), path)
+        with _whole_file(path) as file:
+            file.write(before)
+            _fill(folder, header, file, len(before))
+            file.truncate(size)  # the last blob's padding
+        try:
+            return PackedModel.map(path, header)
+        except Damaged as fault:
+            raise OSError(None, f"what was written there reads otherwise: {fault}", str(path)) from fault
+
+
+def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedModel:
+    needed, available = header.data_bytes, available_memory_bytes()
+    if needed > available:
+        raise ConfigError(
+            f"the packed weights take {show_bytes(needed)}: the cache can't keep them ({reason}), and only {show_bytes(available)} of memory "
+            f"are available; free some space, or choose another cache with --cache-dir or {cache.CACHE_DIR_VARIABLE}"
+        )
+    log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
+    memory = mmap.mmap(-1, needed)
+    _fill(folder, header, memory, 0)
+    return PackedModel(header, memory, 0, None)
+
+
+def _sweep(root: Path, key: str) -> None:
+    """With the key's lock held: delete what no start has used for `KEEP_DAYS`, and all that an ended process left of this key."""
+    oldest = time.time() - KEEP_DAYS * 86_400
+    for path in root.iterdir():
+        with suppress(OSError):
+            is_part = SUFFIX + ".part" in path.name
+            if (is_part and f"-{key}{SUFFIX}" in path.name) or ((is_part or path.suffix == SUFFIX) and path.stat().st_mtime < oldest):
+                path.unlink()
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears at `path` at one instant, durably, or not at all. With a lock held."""
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _fill(folder: Path, header: PackedHeader, sink: IO[bytes] | mmap.mmap, start: int) -> None:
+    """Write every weight where the header says. Memory stays flat: one range of one matrix's rows at a time."""
+    store = WeightStore.open(folder)
+    threads = usable_cores()
+    for name in store.names():
+        vector = header.vectors.get(name)
+        if vector is not None:
+            values = store.float32(name)
+            if not np.isfinite(values).all():
+                raise ModelError(f"{_where(store, name)} has a number that is NaN or infinite")
+            sink.seek(start + vector.offset)
+            sink.write(values.astype("<f4").tobytes())
+        else:
+            sink.seek(start + header.matrices[name].offset)
+            for packed in _pack_matrix(store, name, header.matrices[name], threads):
+                sink.write(packed)
+
+
+def _pack_matrix(store: WeightStore, name: str, record: MatrixRecord, threads: int) -> Iterator[memoryview]:
+    """The matrix's bytes, a range of rows at a time; each is overwritten by the next."""
+    raw = store.raw(name)
+    form = (record.quant, record.has_min, record.float32_scales, record.scale_group)
+    block_bytes = _native.matrix_bytes(form, 1, record.cols)
+    step = max(1, _SCRATCH_BYTES // block_bytes) * 16
+    scratch = np.empty(min(-(-record.rows // 16) * block_bytes, step // 16 * block_bytes), np.uint8)
+    for first in range(0, record.rows, step):
+        rows = np.ascontiguousarray(raw.rows[first : first + step])
+        packed = scratch[: _native.matrix_bytes(form, len(rows), record.cols)]
+        fault = _native.pack_rows(raw.dtype, form, record.cols, rows, packed, threads)
+        if fault is not None:
+            row, what = fault
+            raise ModelError(f"{_where(store, name)} has {what} (row {first + row})")
+        yield packed.data
+
+
+def _where(store: WeightStore, name: str) -> str:
+    entry = store.index.entries[name]
+    return f"{entry.file}: tensor {entry.tensor} ({name})"

@@ -1,0 +1,146 @@
+"""The file of packed weights: matrices as the kernels read them, to be mapped by every process of every server that runs the model.
+
+    magic "STERNAPK" | version u32 | header length u32 | SHA-256 of the header | header: MessagePack of `PackedHeader`
+    padding to 4,096 | blobs, each at a multiple of 64 from here; vectors are float32
+
+Little-endian throughout. The file belongs to the cache: it can always be made again, and is never changed in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"STERNAPK"
+VERSION = 1
+"""To be raised by whoever changes the layout in csrc/kernels/matrix.h, or what the packer writes into it for a given model."""
+ALIGNMENT = 64
+DATA_ALIGNMENT = 4096
+_PREFIX = struct.Struct("<8sII32s")
+
+
+class MatrixRecord(msgspec.Struct, frozen=True, array_like=True):
+    quant: int
+    has_min: bool
+    float32_scales: bool
+    scale_group: int
+    rows: int
+    cols: int
+    offset: int
+    """Bytes from where the blobs begin."""
+    nbytes: int
+
+
+class VectorRecord(msgspec.Struct, frozen=True, array_like=True):
+    offset: int
+    count: int
+
+
+class PackedHeader(msgspec.Struct, frozen=True):
+    quantization: str
+    data_bytes: int
+    """Of all blobs, with their padding."""
+    matrices: dict[str, MatrixRecord]
+    vectors: dict[str, VectorRecord]
+
+
+class MatrixView(NamedTuple):
+    """One packed matrix; the fields of C++'s `Matrix`, with the address of its data. Valid as long as its `PackedModel` is."""
+
+    quant: int
+    has_min: bool
+    float32_scales: bool
+    scale_group: int
+    rows: int
+    cols: int
+    address: int
+
+
+class Damaged(Exception):
+    """A file that isn't what it should be; says why."""
+
+
+def align(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def prelude(header: PackedHeader) -> bytes:
+    """What stands before the blobs."""
+    encoded = msgspec.msgpack.encode(header)
+    content = _PREFIX.pack(MAGIC, VERSION, len(encoded), hashlib.sha256(encoded).digest()) + encoded
+    return content.ljust(align(len(content), DATA_ALIGNMENT), b"\0")
+
+
+def read_header(path: Path) -> PackedHeader:
+    """Raises Damaged for a file that isn't a whole one of this version, OSError where it can't be read."""
+    with path.open("rb") as file:
+        start = file.read(_PREFIX.size)
+        if len(start) < _PREFIX.size:
+            raise Damaged("it is cut short")
+        magic, version, length, digest = _PREFIX.unpack(start)
+        if magic != MAGIC or version != VERSION:
+            raise Damaged("it isn't a file of packed weights of this version")
+        encoded = file.read(length)
+        size = file.seek(0, 2)
+    if hashlib.sha256(encoded).digest() != digest:
+        raise Damaged("its header is damaged")
+    try:
+        header = msgspec.msgpack.decode(encoded, type=PackedHeader)
+    except msgspec.MsgspecError as fault:
+        raise Damaged(f"its header is damaged: {fault}") from fault
+    expected = align(_PREFIX.size + length, DATA_ALIGNMENT) + header.data_bytes
+    if size != expected:
+        raise Damaged(f"it has {size} bytes instead of {expected}")
+    return header
+
+
+class PackedModel:
+    """A model's packed weights, read-only, in a mapped file or in memory of this process's own."""
+
+    def __init__(self, header: PackedHeader, memory: mmap.mmap, start: int, path: Path | None) -> None:
+        self.header = header
+        self.path = path
+        """The mapped file; None where the weights lie in this process's own memory."""
+        # The array holds the mapping, and whatever is made of it holds the array.
+        self._data = np.frombuffer(memory, np.uint8, header.data_bytes, start)
+        self._data.flags.writeable = False
+
+    @staticmethod
+    def map(path: Path, expected: PackedHeader) -> PackedModel:
+        """Map a file that was made for `expected`. Raises Damaged where it wasn't or isn't whole, OSError where it can't be read."""
+        header = read_header(path)
+        if header != expected:
+            raise Damaged("it was made for another model")
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(memory, "madvise"):
+            memory.madvise(mmap.MADV_WILLNEED)  # from a cold disk: in long reads, ahead of the first forward
+        return PackedModel(header, memory, len(memory) - header.data_bytes, path)
+
+    @property
+    def nbytes(self) -> int:
+        """Of matrices and vectors."""
+        return self.header.data_bytes
+
+    def matrix(self, name: str) -> MatrixView:
+        """Raises KeyError for a name that isn't a matrix of the model; a tied head is `embed`."""
+        record = self.header.matrices[name]
+        address = self._data.ctypes.data + record.offset
+        return MatrixView(record.quant, record.has_min, record.float32_scales, record.scale_group, record.rows, record.cols, address)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A norm or a bias, (count,): a read-only view. Raises KeyError for a name that isn't a vector of the model."""
+        record = self.header.vectors[name]
+        return self._data[record.offset : record.offset + 4 * record.count].view(np.float32)
+
+    def matrix_bytes(self, name: str) -> NDArray[np.uint8]:
+        """A matrix's data, (nbytes,): a read-only view. Raises KeyError as `matrix` does."""
+        record = self.header.matrices[name]
+        return self._data[record.offset : record.offset + record.nbytes]
