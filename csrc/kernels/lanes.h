@@ -1,2 +1,126 @@
-// Sixteen float lanes.
+// Sixteen float lanes: the one vocabulary in which kernels are written, with an implementation per instruction set. Every operation is one IEEE
+// operation per lane, so all implementations give the same bits, given a FlushSubnormals scope (flush.h). Bits of NaNs are not promised.
+//
+// An implementation (lanes_*.h) has the types
+//   Lanes   16 float32
+//   Mask    16 truth values
+//   Halves  16 bfloat16
+//   Pairs   16 pairs of bfloat16; the even element of a pair is the low half of its 32 bits
+// and the functions
+//   zero() set1(f) load(p) load(p, n) store(p, x) store(p, x, n)    n in 0 .. 16: lanes behind n are read as zero, and not written; any alignment
+//   add sub mul div sqrt fma(a, b, c) = a * b + c                   rounded once
+//   max(a, b) = a > b ? a : b   min(a, b) = a < b ? a : b           so b where either is NaN
+//   less less_equal (false with NaN)  unordered(a, b)  first(n): lanes below n  both(a, b)  select(m, a, b): a where m  bits(m): lane i is bit i
+//   abs  copy_sign(magnitude, sign)
+//   round_even(x)                     to the nearest integer, ties to even
+//   add_exponent(y, t)                y with the low bits of t's representation, as an integer, added to its exponent
+//   store_int8(p, x)                  lanes that hold integers in -128 .. 127
+//   narrow(x) -> Halves               to nearest even; NaN stays NaN; subnormals become zero
+//   widen(h)  load_halves(p)  store_halves(p, h)
+//   load_pairs(p)  set1_pairs(p): the pair at p in all lanes  keep_pairs(a, bits): bitwise and of every pair with bits
+//   dot_pairs(acc, a, b) = fma(a.even, b.even, fma(a.odd, b.odd, acc))
+//
+// These files are compiled for one instruction set each: everything has internal linkage, and nothing of the standard library's that could be
+// emitted under a shared name (templates, inline functions) may be used.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "matrix.h"
+
+#if defined(STERNA_LANES_AVX512)
+#include "lanes_avx512.h"
+#elif defined(STERNA_LANES_AVX2)
+#include "lanes_avx2.h"
+#elif defined(STERNA_LANES_PORTABLE)
+#include "lanes_portable.h"
+#else
+#error "an isa_*.cpp chooses its lanes"
+#endif
+
+namespace sterna {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr float kInfinity = __builtin_inff();
+
+// The one tree: halves are added, then quarters, eighths, sixteenths, so that lane 0 is (((0 + 8) + (4 + 12)) + ((2 + 10) + (6 + 14))) + (the odd ones).
+STERNA_INLINE float reduce_add(Lanes x) {
+  float v[kLanes];
+  store(v, x);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) v[i] += v[i + half];
+  }
+  return v[0];
+}
+
+// No lane is NaN.
+STERNA_INLINE float reduce_max(Lanes x) {
+  float v[kLanes];
+  store(v, x);
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+  }
+  return v[0];
+}
+
+// exp(x) within 1 ulp: x = n * ln 2 + r with |r| <= ln 2 / 2; the polynomial is a minimax fit of (exp(r) - 1 - r) / r^2.
+// +inf above ln(FLT_MAX); 0 where the result would be subnormal (below -126 ln 2, a little is given away); NaN stays NaN.
+STERNA_INLINE Lanes exp(Lanes x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer and leaves that in the low bits
+  const Lanes t = fma(x, set1(1.44269504f), set1(kMagic));
+  const Lanes n = sub(t, set1(kMagic));
+  Lanes r = fma(n, set1(-0.693145751953125f), x);
+  r = fma(n, set1(-1.42860677e-6f), r);
+  Lanes q = fma(set1(0.0001979033f), r, set1(0.0013944677f));
+  q = fma(q, r, set1(0.008333497f));
+  q = fma(q, r, set1(0.041666295f));
+  q = fma(q, r, set1(0.16666666f));
+  q = fma(q, r, set1(0.5f));
+  const Lanes y = add(fma(q, mul(r, r), r), set1(1.0f));
+  const Lanes scaled = select(less(x, set1(-87.3365f)), zero(), add_exponent(y, t));
+  return select(less_equal(x, set1(88.7228f)), scaled, add(x, set1(kInfinity)));
+}
+
+// tanh(x) within 2 ulp: an odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) from there.
+STERNA_INLINE Lanes tanh(Lanes x) {
+  const Lanes magnitude = abs(x);
+  const Lanes z = mul(x, x);
+  Lanes q = fma(set1(-0.005717037f), z, set1(0.020650579f));
+  q = fma(q, z, set1(-0.053743497f));
+  q = fma(q, z, set1(0.13331491f));
+  q = fma(q, z, set1(-0.33333284f));
+  const Lanes near = fma(mul(q, z), x, x);
+  const Lanes e = exp(add(magnitude, magnitude));
+  const Lanes far = sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
+  return copy_sign(select(less(magnitude, set1(0.625f)), near, far), x);
+}
+
+// erf(x) within 2 ulp: an odd polynomial below 1, 1 - exp(polynomial) from there, with a fit of log(erfc); 1 from 3.95.
+STERNA_INLINE Lanes erf(Lanes x) {
+  const Lanes z = mul(x, x);
+  Lanes p = fma(set1(7.853858e-05f), z, set1(-0.00080101925f));
+  p = fma(p, z, set1(0.0051883277f));
+  p = fma(p, z, set1(-0.02685381f));
+  p = fma(p, z, set1(0.11283585f));
+  p = fma(p, z, set1(-0.37612626f));
+  p = fma(p, z, set1(0.12837917f));
+  const Lanes near = fma(p, x, x);
+  const Lanes t = min(set1(3.95f), abs(x));
+  Lanes q = fma(set1(0.00018638006f), t, set1(-0.0029476664f));
+  q = fma(q, t, set1(0.021838095f));
+  q = fma(q, t, set1(-0.10310681f));
+  q = fma(q, t, set1(-0.63814473f));
+  q = fma(q, t, set1(-1.1270893f));
+  q = fma(q, t, set1(-0.00034151296f));
+  const Lanes far = sub(set1(1.0f), exp(q));
+  return select(less(abs(x), set1(1.0f)), near, copy_sign(far, x));
+}
+
+}  // namespace
+}  // namespace sterna
