@@ -1,7 +1,81 @@
+// The sampler: `SamplingOptions` for the executor, `Sampler` for tests and benchmarks.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include "bindings.h"
+#include "engine/sampler.h"
+#include "kernels/dispatch.h"
+#include "kernels/flush.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace sterna {
+namespace {
 
-void bind_sampler(nanobind::module_&) {}
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Row = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A sampler with a scratch and checks of its own, where the engine has made them.
+class BoundSampler {
+ public:
+  BoundSampler(int vocab_size, const std::string& isa) : vocab_size_(vocab_size), sampler_(vocab_size, kernels_for(isa)) {}
+
+  void bind(int row, const SamplingOptions& options, const Ids& prompt, const Ids& output) {
+    sampler_.bind(row, options, prompt.data(), prompt.size(), output.data(), output.size());
+  }
+  void release(int row) { sampler_.release(row); }
+  bool is_bound(int row) const { return sampler_.is_bound(row); }
+  void set_mask(int row, const std::optional<Words>& mask) {
+    sampler_.set_mask(row, mask ? mask->data() : nullptr, mask ? mask->size() : 0);
+  }
+  SampledToken sample(int row, const Row& logits) {
+    if (!sampler_.is_bound(row)) throw std::invalid_argument("row " + std::to_string(row) + " isn't bound");
+    if (logits.size() != size_t(vocab_size_)) throw std::invalid_argument("logits of another vocabulary");
+    FlushSubnormals flush;
+    return sampler_.sample(row, logits.data(), scratch_);
+  }
+
+ private:
+  int vocab_size_;
+  Sampler sampler_;
+  Sampler::Scratch scratch_;
+};
+
+}  // namespace
+
+void bind_sampler(nb::module_& m) {
+  nb::class_<SamplingOptions>(m, "SamplingOptions")
+      .def(nb::init<>())
+      .def_rw("temperature", &SamplingOptions::temperature)
+      .def_rw("top_k", &SamplingOptions::top_k)
+      .def_rw("top_p", &SamplingOptions::top_p)
+      .def_rw("min_p", &SamplingOptions::min_p)
+      .def_rw("repetition", &SamplingOptions::repetition)
+      .def_rw("presence", &SamplingOptions::presence)
+      .def_rw("frequency", &SamplingOptions::frequency)
+      .def_rw("seed", &SamplingOptions::seed)
+      .def_rw("min_new_tokens", &SamplingOptions::min_new_tokens)
+      .def_rw("end_ids", &SamplingOptions::end_ids)
+      .def_rw("bias_ids", &SamplingOptions::bias_ids)
+      .def_rw("bias_values", &SamplingOptions::bias_values)
+      .def_rw("top_logprobs", &SamplingOptions::top_logprobs);
+  nb::class_<SampledToken>(m, "SampledToken")
+      .def_ro("token", &SampledToken::token)
+      .def_ro("nan", &SampledToken::nan)
+      .def_ro("logprob", &SampledToken::logprob)
+      .def_ro("top_ids", &SampledToken::top_ids)
+      .def_ro("top_logprobs", &SampledToken::top_logprobs);
+  nb::class_<BoundSampler>(m, "Sampler")
+      .def(nb::init<int, const std::string&>(), "vocab_size"_a, "isa"_a)
+      .def("bind", &BoundSampler::bind, "row"_a, "options"_a, "prompt"_a, "output"_a)
+      .def("release", &BoundSampler::release, "row"_a)
+      .def("is_bound", &BoundSampler::is_bound, "row"_a)
+      .def("set_mask", &BoundSampler::set_mask, "row"_a, "mask"_a.none())
+      .def("sample", &BoundSampler::sample, "row"_a, "logits"_a.noconvert());
+}
 
 }  // namespace sterna

@@ -9,6 +9,7 @@ namespace {
 #include "attention.inl"
 #include "logits.inl"
 #include "matmul_avx512.inl"
+#include "noise.inl"
 #include "rows.inl"
 }  // namespace
 
@@ -20,6 +21,7 @@ void make_kernels_avx512vnni(Kernels& k) {
   fill_attention(k);
   fill_logits(k);
   fill_matmul(k);
+  fill_noise(k);
   fill_rows(k);
 }
 

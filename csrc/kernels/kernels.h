@@ -14,6 +14,7 @@
 #pragma once
 
 #include "matrix.h"
+#include "philox.h"
 
 namespace sterna {
 
@@ -60,6 +61,23 @@ struct Maximum {
   bool has_nan;
 };
 
+// Which tokens may still win a draw (engine/sampler.h): the noise of a token, -ln(-ln u) with u in (0, 1) from the top 24 bits of its word, is at most
+// -ln(1 - u). So one whose noise reaches t has 1 - u <= exp(-t); with t = score - z and a cheap upper bound of exp, that leaves a handful of tokens
+// to compute logarithms for. A token is a contender unless float(2^24 - 1 - (word >> 8)) + 0.5 > b, where
+// b = the float with bits int(min(max(fma(x - maximum, slope, offset), 0), kMaxBound)): straight lines between powers of two, above 2^y everywhere.
+struct Race {
+  PhiloxStream stream;
+  float maximum;  // of x
+  float slope;    // 2^23 * log2(e) / temperature
+  float offset;   // 2^23 * (127 + 24 - score * log2(e) + a margin for the rounding of all this)
+};
+constexpr float kMaxBound = 1.5e9f;  // bits of a float beyond any 24-bit number
+
+struct Contender {
+  int32_t token;
+  uint32_t word;
+};
+
 struct Kernels {
   const char* name;
   bool portable_bf16;  // bfloat16 products in the order above
@@ -104,6 +122,12 @@ struct Kernels {
   // ---- logits ----
   Maximum (*maximum)(const float* x, int n);
   double (*exp_sum)(const float* x, int n, float maximum);  // sum of exp(x - maximum): float32 in 16 lanes per 1,024 elements, those in double ascending
+  // The numbers of the blocks of four elements (element i lies in block i / 4) that hold one >= cut, ascending; returns how many. `blocks` has room
+  // for n / 4 + 16. x holds no NaN.
+  int (*blocks_at_least)(const float* x, int n, float cut, int32_t* blocks);
+  // The contenders among the tokens of `count` blocks (token 4 * b + j of block b, where below n), in the blocks' order; returns how many.
+  // `contenders` has room for 4 * count.
+  int (*race)(const Race& race, const float* x, int n, const int32_t* blocks, int count, Contender* contenders);
 };
 
 }  // namespace sterna

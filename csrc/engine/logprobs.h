@@ -1,0 +1,26 @@
+// Log-probabilities: log softmax of the model's own logits, before penalties, bias, mask, temperature and filters, which is what OpenAI's
+// API and SGLang report by default.
+#pragma once
+
+#include "selection.h"
+
+namespace sterna {
+
+class Logprobs {
+ public:
+  // `maximum` of logits[n]: finite.
+  Logprobs(const Kernels& kernels, const float* logits, int n, float maximum);
+
+  // Finite: the lowest float where a float can't hold it.
+  float of(float logit) const;
+  // The k largest, the lowest id first among equals. Tokens of logit -inf are left out, so they may be fewer.
+  void top(int k, std::vector<int32_t>& ids, std::vector<float>& logprobs, SamplingScratch& scratch) const;
+
+ private:
+  const Kernels& kernels_;
+  const float* logits_;
+  int n_;
+  double log_sum_;  // ln of the sum of exp(logits)
+};
+
+}  // namespace sterna
