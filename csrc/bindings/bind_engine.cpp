@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -72,9 +73,15 @@ nb::tuple wait(BoundEngine& self, int64_t number) {
     nb::gil_scoped_release release;
     result = self.engine->wait(number);
   }
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> is_nan;
   nb::list logprobs;
-  for (TokenLogprobs& each : result.logprobs) logprobs.append(nb::make_tuple(each.chosen, to_array(std::move(each.ids)), to_array(std::move(each.values))));
-  return nb::make_tuple(to_array(std::move(result.tokens)), to_array(std::move(result.is_nan)), logprobs);
+  for (SampledToken& each : result.rows) {
+    tokens.push_back(each.token);
+    is_nan.push_back(each.nan);
+    if (result.has_logprobs) logprobs.append(nb::make_tuple(each.logprob, to_array(std::move(each.top_ids)), to_array(std::move(each.top_logprobs))));
+  }
+  return nb::make_tuple(to_array(std::move(tokens)), to_array(std::move(is_nan)), logprobs);
 }
 
 void fill_page(BoundEngine& self, int group, int64_t page, int byte) {

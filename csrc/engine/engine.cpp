@@ -32,11 +32,13 @@ void Engine::stop() {
 void Engine::bind(int row, const SamplingOptions& options, const int32_t* prompt, size_t prompt_len, const int32_t* output, size_t output_len) {
   std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
   sampler_.bind(row, options, prompt, prompt_len, output, output_len);
+  if (options.top_logprobs >= 0) with_logprobs_.insert(row);
 }
 
 void Engine::release(int row) {
   std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
   sampler_.release(row);
+  with_logprobs_.erase(row);
 }
 
 void Engine::set_mask(int row, const uint32_t* words, size_t count) {
@@ -93,37 +95,31 @@ void Engine::drive() {
 }
 
 StepResult Engine::compute(Step& step) {
-  const size_t rows = step.rows.size();
-  StepResult result{step.number, std::vector<int32_t>(rows, -1), std::vector<uint8_t>(rows, 0), {}};
-  bool any_logprobs = false;
+  StepResult result{step.number, std::vector<SampledToken>(step.rows.size()), false};
   {
     std::shared_lock<std::shared_mutex> lock(sampler_mutex_);
     for (const Row& row : step.rows) {
-      if (row.input_from < 0) continue;
-      if (last_number_ != step.number - 1 || size_t(row.input_from) >= last_tokens_.size())
-        throw std::invalid_argument("step " + std::to_string(step.number) + " takes tokens of the step before, which has none");
-      // A row without a token has ended; what is computed on top of it is nobody's.
-      step.input_ids[row.first_token] = std::max(0, last_tokens_[row.input_from]);
-    }
-    for (const Row& row : step.rows) {
+      if (row.input_from >= 0) step.input_ids[row.first_token] = token_of_last(step.number, row.input_from);
       if (!row.wants_sample) continue;
       if (!sampler_.is_bound(row.pool_index)) throw std::invalid_argument("row " + std::to_string(row.pool_index) + " wants a sample and isn't bound");
-      any_logprobs = any_logprobs || sampler_.wants_logprobs(row.pool_index);
+      result.has_logprobs = result.has_logprobs || with_logprobs_.count(row.pool_index) > 0;
     }
   }
-  if (any_logprobs) result.logprobs.resize(rows);
-
   forward_.run(step, [&](int row, float* logits, int thread) {
     std::shared_lock<std::shared_mutex> lock(sampler_mutex_);
-    SampledToken sampled = sampler_.sample(step.rows[row].pool_index, logits, scratch_[thread]);
-    result.is_nan[row] = sampled.nan;
-    if (sampled.nan) return;
-    result.tokens[row] = sampled.token;
-    if (any_logprobs) result.logprobs[row] = std::move(sampled.logprobs);
+    result.rows[row] = sampler_.sample(step.rows[row].pool_index, logits, scratch_[thread]);
   });
   last_number_ = step.number;
-  last_tokens_ = result.tokens;
+  last_tokens_.clear();
+  for (const SampledToken& each : result.rows) last_tokens_.push_back(each.token);
   return result;
+}
+
+// A row without a token has ended; what is computed on top of it is nobody's.
+int32_t Engine::token_of_last(int64_t number, int row) const {
+  if (last_number_ != number - 1 || size_t(row) >= last_tokens_.size())
+    throw std::invalid_argument("step " + std::to_string(number) + " takes a token of the step before, which has none there");
+  return std::max(0, last_tokens_[row]);
 }
 
 }  // namespace sterna

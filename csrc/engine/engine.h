@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <thread>
 
@@ -47,6 +48,7 @@ class Engine {
 
   void drive();
   StepResult compute(Step& step);
+  int32_t token_of_last(int64_t number, int row) const;
 
   const Model model_;
   const Kernels& kernels_;
@@ -55,7 +57,8 @@ class Engine {
   Forward forward_;
   std::shared_mutex sampler_mutex_;  // shared by those who sample, each another row
   Sampler sampler_;
-  std::vector<SamplerScratch> scratch_;
+  std::vector<Sampler::Scratch> scratch_;
+  std::set<int> with_logprobs_;  // bound rows that ask for them
   // Of the step before, for rows that take its tokens.
   int64_t last_number_ = -1;
   std::vector<int32_t> last_tokens_;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sampler.h"
+
 namespace sterna {
 
 struct Row {
@@ -26,17 +28,10 @@ struct Step {
   std::vector<Row> rows;
 };
 
-struct TokenLogprobs {
-  float chosen = 0.0f;
-  std::vector<int32_t> ids;
-  std::vector<float> values;
-};
-
 struct StepResult {
   int64_t number = 0;
-  std::vector<int32_t> tokens;   // (R,): -1 for a row without one
-  std::vector<uint8_t> is_nan;   // (R,)
-  std::vector<TokenLogprobs> logprobs;  // (R,) where any row asked, else empty
+  std::vector<SampledToken> rows;  // (R,); default for a row that wanted none
+  bool has_logprobs = false;       // whether any row asked for them
 };
 
 }  // namespace sterna

@@ -27,8 +27,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
     """Where models are kept (also STERNA_CACHE_DIR; default ~/.cache/sterna)."""
 
-    executor: str = "torch"
-    """Engine: torch, or scripted (no model runs: for tests and host benchmarks)."""
+    executor: str = "native"
+    """Engine: native, torch (needs the extra), or scripted (no model runs: for tests and host benchmarks)."""
     executor_options: str = ""
     """key=value,… passed to the executor."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

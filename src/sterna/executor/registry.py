@@ -11,6 +11,7 @@ from sterna.errors import ConfigError
 from sterna.executor.base import Executor
 
 EXECUTORS: dict[str, tuple[str, str]] = {
+    "native": ("sterna.executor.native.executor", "create"),
     "torch": ("sterna.executor.torch.executor", "create"),
     "scripted": ("sterna.executor.scripted", "create"),
 }

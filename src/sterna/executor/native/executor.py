@@ -19,9 +19,11 @@ from sterna.errors import ConfigError, ModelError
 from sterna.executor.base import STATUS_NAN, STATUS_OK, Executor, ExecutorInfo, ForwardBatch, Int32Array, StepHandle, StepOutput
 from sterna.executor.kv_memory import choose_group_slots, kv_bytes
 from sterna.executor.native import _native
-from sterna.executor.native.packed import open_packed
+from sterna.executor.native.isa import choose_isa
+from sterna.executor.native.pack import open_packed
 from sterna.executor.native.plan import Weights, engine_config
 from sterna.executor.native.sampling import to_options
+from sterna.files.cache import cache_root
 from sterna.models.spec import ModelSpec
 from sterna.protocol.sampling import SamplingParams
 
@@ -34,12 +36,16 @@ PAGE = 16
 
 
 def create(args: ServerArgs, folder: Path) -> NativeExecutor:
-    """Load the resolved model `folder`, packing its weights if no start has yet. Raises ConfigError, ModelError (`registry.create_executor`)."""
+    """Load the resolved model `folder`, packing its weights if no start has yet.
+
+    Raises ConfigError, ModelError (`registry.create_executor`).
+    """
     try:
         spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
     except (OSError, msgspec.MsgspecError) as fault:
         raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
-    return make(args, ModelConfig.load(folder), spec, open_packed(folder, args))
+    weights = open_packed(folder, cache_root(args.cache_dir), args.quantization)
+    return make(args, ModelConfig.load(folder), spec, weights)
 
 
 def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weights) -> NativeExecutor:
@@ -57,7 +63,9 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
     except ValueError as fault:
         raise ModelError(f"the native executor can't run this model: {fault}") from fault
     except MemoryError:
-        raise ConfigError(f"no memory for a KV pool of {show_bytes(kv_bytes(spec, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory") from None
+        raise ConfigError(
+            f"no memory for a KV pool of {show_bytes(kv_bytes(spec, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory"
+        ) from None
     info = ExecutorInfo(
         name="native",
         dtype=config.weights_dtype,

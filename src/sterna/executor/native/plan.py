@@ -7,6 +7,8 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from sterna.executor.native import _native
+from sterna.executor.native.packed_file import PackedHeader
 from sterna.models.rope import inverse_frequencies
 from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, MoESpec, RopeSpec
 
@@ -15,12 +17,11 @@ Entries = dict[str, Any]
 
 
 class Weights(Protocol):
-    """What `packed.py: PackedModel` offers, by canonical names."""
+    """What `packed_file.py: PackedModel` offers, by canonical names."""
 
-    def matrix(self, name: str) -> object:
-        """A `_native.Matrix`."""
-        ...
-
+    @property
+    def header(self) -> PackedHeader: ...
+    def matrix_bytes(self, name: str) -> NDArray[np.uint8]: ...
     def vector(self, name: str) -> NDArray[np.float32]: ...
 
 
@@ -28,7 +29,7 @@ def engine_config(spec: ModelSpec, weights: Weights) -> Entries:
     """All of `spec`, its weights in place. Raises KeyError for a weight that isn't there."""
     ropes = list(dict.fromkeys(layer.mixer.rope for layer in spec.layers if layer.mixer.rope is not None))
     groups = {layer: g for g, group in enumerate(spec.kv_groups) for layer in group.layers}
-    embed = weights.matrix("embed")
+    embed = _matrix(weights, "embed")
     return {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -38,7 +39,7 @@ def engine_config(spec: ModelSpec, weights: Weights) -> Entries:
         "logit_softcap": spec.logit_softcap,
         "final_norm_eps": spec.final_norm_eps,
         "embed": embed,
-        "head": embed if spec.tied_head else weights.matrix("head"),
+        "head": embed if spec.tied_head else _matrix(weights, "head"),
         "head.bias": weights.vector("head.bias") if spec.head_bias and not spec.tied_head else None,
         "final_norm": weights.vector("final_norm"),
         "ropes": [_rope(rope) for rope in ropes],
@@ -93,10 +94,8 @@ def _mlp(mlp: GatedMLPSpec | MoESpec, at: str, weights: Weights) -> Entries:
             return {
                 "top_k": mlp.top_k,
                 "normalize": mlp.normalize,
-                "router": weights.matrix(f"{at}.router"),
-                "experts": [
-                    _gated(mlp.intermediate, mlp.activation, f"{at}.experts.{e}", weights, False) for e in range(mlp.num_experts)
-                ],
+                "router": _matrix(weights, f"{at}.router"),
+                "experts": [_gated(mlp.intermediate, mlp.activation, f"{at}.experts.{e}", weights, False) for e in range(mlp.num_experts)],
             }
         case _:
             assert_never(mlp)
@@ -112,5 +111,18 @@ def _gated(intermediate: int, activation: str, at: str, weights: Weights, bias: 
     }
 
 
+def _matrix(weights: Weights, name: str) -> _native.Matrix:
+    record = weights.header.matrices[name]
+    return _native.Matrix(
+        quant=record.quant,
+        has_min=record.has_min,
+        float32_scales=record.float32_scales,
+        scale_group=record.scale_group,
+        rows=record.rows,
+        cols=record.cols,
+        data=weights.matrix_bytes(name),
+    )
+
+
 def _linear(weights: Weights, at: str, name: str, bias: bool) -> Entries:
-    return {name: weights.matrix(f"{at}.{name}"), f"{name}.bias": weights.vector(f"{at}.{name}.bias") if bias else None}
+    return {name: _matrix(weights, f"{at}.{name}"), f"{name}.bias": weights.vector(f"{at}.{name}.bias") if bias else None}
