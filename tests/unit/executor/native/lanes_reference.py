@@ -3,7 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sterna.executor.native._native import kernels
+from sterna.executor.native import _native
+
+kernels = _native.kernels
 
 Floats = NDArray[np.float32]
 

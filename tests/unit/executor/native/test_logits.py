@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from unit.executor.native.lanes_reference import ISAS, SIZES, ulps
 
-from sterna.executor.native._native import kernels
+from unit.executor.native.lanes_reference import ISAS, SIZES, kernels, ulps
 
 rng = np.random.default_rng(4)
 

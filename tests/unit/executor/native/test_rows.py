@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.executor.native.lanes_reference import ISAS, SIZES, Floats, bits, ulps
 
-from sterna.executor.native._native import kernels
+from unit.executor.native.lanes_reference import ISAS, SIZES, Floats, bits, kernels, ulps
 
 rng = np.random.default_rng(3)
 
