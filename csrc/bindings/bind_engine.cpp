@@ -55,7 +55,7 @@ struct BoundEngine {
   std::unique_ptr<Engine> engine;
 };
 
-std::unique_ptr<BoundEngine> make_engine(nb::dict config, const std::vector<int64_t>& slots, int threads, const std::string& isa) {
+BoundEngine* make_engine(nb::dict config, const std::vector<int64_t>& slots, int threads, const std::string& isa) {
   if (threads < 1) throw std::invalid_argument("threads must be positive");
   Model model = read_model(config);
   if (int(slots.size()) != model.kv_groups) throw std::invalid_argument("slots: one number per KV group");
@@ -64,7 +64,7 @@ std::unique_ptr<BoundEngine> make_engine(nb::dict config, const std::vector<int6
   auto bound = std::make_unique<BoundEngine>();
   bound->config = std::move(config);
   bound->engine = std::make_unique<Engine>(std::move(model), kernels_for(isa), slots, threads);
-  return bound;
+  return bound.release();
 }
 
 nb::tuple wait(BoundEngine& self, int64_t number) {

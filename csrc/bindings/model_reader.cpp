@@ -1,5 +1,7 @@
 #include "model_reader.h"
 
+#include <nanobind/stl/string.h>
+
 #include <stdexcept>
 #include <string>
 

@@ -1,6 +1,7 @@
 # One object library per instruction set that the compiler can make code for; the list goes to dispatch.cpp as definitions STERNA_HAS_*.
 include(CheckCXXCompilerFlag)
 
+set(STERNA_KERNELS ${CMAKE_CURRENT_LIST_DIR})
 set(STERNA_ISA_OBJECTS)
 set(STERNA_ISA_DEFINITIONS)
 
@@ -13,7 +14,7 @@ function(sterna_isa name)
       return()
     endif()
   endforeach()
-  add_library(sterna_isa_${name} OBJECT ${CMAKE_CURRENT_SOURCE_DIR}/csrc/kernels/isa_${name}.cpp)
+  add_library(sterna_isa_${name} OBJECT ${STERNA_KERNELS}/isa_${name}.cpp)
   target_compile_options(sterna_isa_${name} PRIVATE ${STERNA_FLAGS} -O3 -fno-exceptions -fno-rtti ${ARGN})
   string(TOUPPER ${name} upper)
   set(STERNA_ISA_OBJECTS ${STERNA_ISA_OBJECTS} $<TARGET_OBJECTS:sterna_isa_${name}> PARENT_SCOPE)

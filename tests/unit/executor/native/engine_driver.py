@@ -162,10 +162,12 @@ class Driver:
 
     def take(self, step: int, chunks: Sequence[tuple[Row, int]]) -> None:
         tokens, is_nan, logprobs = self.engine.wait(step)
-        for (row, _), token, nan, (_, ids, values) in zip(chunks, tokens.tolist(), is_nan.tolist(), logprobs, strict=True):
-            row.was_nan = row.was_nan or bool(nan)
+        for at, (row, _) in enumerate(chunks):
+            row.was_nan = row.was_nan or bool(is_nan[at])
+            token = int(tokens[at])
             if token < 0:
                 continue
+            _, ids, values = logprobs[at]
             by_id = np.empty(self.spec.vocab_size, dtype=np.float32)
             by_id[ids] = values
             row.output.append(token)

@@ -1,0 +1,8 @@
+# What every source of the engine is compiled with.
+option(STERNA_SANITIZE "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
+
+# a*b+c is fused where the source says fma, and nowhere else: results must not depend on what a compiler fuses.
+set(STERNA_FLAGS -Wall -Wextra -Wno-ignored-attributes -Wno-psabi -ffp-contract=off -fno-math-errno)
+if(STERNA_SANITIZE)
+  list(APPEND STERNA_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g)
+endif()
