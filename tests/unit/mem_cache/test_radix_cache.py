@@ -118,7 +118,7 @@ class RadixMachine(RuleBasedStateMachine):
     def match_and_lock(self, namespace: int, tokens: list[int]) -> None:
         match = self.cache.match(NAMESPACES[namespace], self.key(tokens), len(tokens))
         self.naive.match(namespace, tokens, len(tokens))
-        self.cache.lock(match.node)
+        self.cache.lock(match.node, ())
         self.naive.lock(namespace, tokens[: match.length], 1)
         self.holders.append(Holder(namespace, tokens[: match.length], match))
 
@@ -144,13 +144,13 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def unlock(self, which: int) -> None:
         holder = self.holders.pop(which % len(self.holders))
-        self.cache.unlock(holder.match.node)
+        self.cache.unlock(holder.match.node, ())
         self.naive.lock(holder.namespace, holder.tokens, -1)
 
     @rule(wanted=st.sampled_from([0, 1, PAGE, PAGE + 1, 3 * PAGE, NUM_PAGES * PAGE]))
     def evict(self, wanted: int) -> None:
         before, evictable = self.cached(), self.cache.evictable_size
-        freed = self.cache.evict(wanted)
+        freed = self.cache.evict(0, wanted)
         gone = before - self.cached()
         assert freed == len(gone)
         assert freed >= min(wanted, evictable)
@@ -214,10 +214,10 @@ def test_unlocking_twice_is_refused() -> None:
     pools = SlotPools((64,), PAGE)
     cache = RadixCache(pools)
     match = insert_new(cache, pools, [1, 2, 3, 4])
-    cache.lock(match.node)
-    cache.unlock(match.node)
+    cache.lock(match.node, ())
+    cache.unlock(match.node, ())
     with pytest.raises(ValueError, match="more often"):
-        cache.unlock(match.node)
+        cache.unlock(match.node, ())
 
 
 def test_the_version_changes_with_what_can_be_matched() -> None:
@@ -239,13 +239,13 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     for key in keys.values():
         insert_new(cache, pools, key.tolist())
     held = cache.match(NAMESPACES[0], keys["b"], PAGE)
-    cache.lock(held.node)
+    cache.lock(held.node, ())
     cache.match(NAMESPACES[0], keys["c"], PAGE)
-    cache.unlock(held.node)
+    cache.unlock(held.node, ())
     cache.match(NAMESPACES[0], keys["a"], PAGE)
     gone = []
     while cache.evictable_size:
-        assert cache.evict(1) == PAGE
+        assert cache.evict(0, 1) == PAGE
         gone += [name for name, key in keys.items() if name not in gone and not cache.match_length(NAMESPACES[0], key, PAGE)]
     assert gone == ["b", "c", "a"]
 
