@@ -55,8 +55,10 @@ class WindowBooks:
         self._queue.discard(node.windows[self._index])
 
     def adopt(self, node: RadixNode, offered: Int32Array, at: int) -> None:
-        """`offered` (n,) are the caller's slots for the tokens of `node` from `at` on, `NO_SLOT` where it has none. The node takes the pages
-        that it lacks and frees the others."""
+        """`offered` (n,): the caller's slots for the tokens of `node` from `at` on, `NO_SLOT` where it has none.
+
+        The node takes the pages that it lacks and frees the others.
+        """
         first = at // self._page_size
         has = offered[:: self._page_size] >= 0
         lacks = ~self._there(node)[first : first + len(has)]
