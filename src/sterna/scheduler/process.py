@@ -77,7 +77,7 @@ def create_scheduler(
     info = executor.info
     context_len = min(model.context_len, info.max_context_len)
     max_rows = min(args.max_running_requests, info.max_batch_rows)
-    pools = SlotPools(info.group_slots, info.page_size)
+    pools = SlotPools(info.group_slots, info.page_size, info.group_windows)
     tables = ReqToToken(max_rows, context_len, info.page_size, len(info.group_slots))
     cache: PrefixCache = RadixCache(pools) if args.radix_cache else ChunkCache(len(info.group_slots))
     ledger = KVLedger(pools, tables, cache, reuse_generated_kv=info.reuse_generated_kv)
@@ -88,7 +88,7 @@ def create_scheduler(
         prefill=Prefill(ledger, policy, chunk_size=args.chunked_prefill_size, max_rows=max_rows),
         running=RunningBatch(max_rows),
         runner=StepRunner(executor, ledger, ResultTaker(ledger, model.vocab_size, frozenset(model.eos_token_ids))),
-        limits=IntakeLimits(model.vocab_size, context_len, pools.total, args.stream_interval),
+        limits=IntakeLimits(model.vocab_size, context_len, pools.longest_request, args.stream_interval),
         max_queued_requests=args.max_queued_requests,
         inbox=inbox,
         outbox=outbox,

@@ -112,7 +112,7 @@ class TorchExecutor(Executor):
         self.pool.layers.clear()
 
     def _run(self, batch: ForwardBatch) -> _Step:
-        plan = make_plan(batch, self._model.device)
+        plan = make_plan(batch, self.info.group_windows, self._model.device)
         rows = batch.req_pool_idx[plan.sample_rows]
         self._sampler.state.require_bound(rows)
         logits = self._model.forward(self._input_ids(batch), plan, self.pool)
