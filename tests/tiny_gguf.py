@@ -11,14 +11,22 @@ import numpy as np
 
 from tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, VARIANTS, FloatArray, Variant, tokenizer, weights
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+}
 
 
 def has_gguf(name: str) -> bool:
-    """Whether the format can say what the variant is: it knows no dynamic rope, window layers or other activation for these."""
-    config = VARIANTS[name].config
-    rope = config["rope_parameters"]["rope_type"]
-    return rope != "dynamic" and not config.get("sliding_window") and "hidden_act" not in config and name != "qwen3-bias"
+    """Whether the format can say what the variant is: it knows no dynamic rope or other activation, and for most families no window."""
+    variant = VARIANTS[name]
+    config = variant.config
+    window = bool(config.get("sliding_window")) and variant.family not in ("gemma2", "gemma3")
+    return variant.rope["rope_type"] != "dynamic" and not window and "hidden_act" not in config and name != "qwen3-bias"
 
 
 def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
@@ -59,13 +67,18 @@ def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
         writer.add_key_length(variant.head_dim)
         writer.add_value_length(variant.head_dim)
     writer.add_rope_dimension_count(variant.head_dim)
-    rope = config["rope_parameters"]
+    rope = variant.rope
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if variant.family in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config["sliding_window"])
+    if variant.family == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, variant: Variant) -> None:
@@ -95,10 +108,12 @@ def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
             values = _interleave(values, config["num_attention_heads"])
         elif ARCHITECTURES[variant.family] == "llama" and ".k_proj." in tensor:
             values = _interleave(values, config["num_key_value_heads"])
+        if variant.family in ("gemma2", "gemma3") and tensor.endswith("norm.weight"):
+            values = values + np.float32(1.0)
         stored = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
         assert stored is not None, tensor
         tensors[stored] = values
-    if config["rope_parameters"]["rope_type"] == "llama3":
+    if variant.rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = _llama3_factors(variant)
     return tensors
 
@@ -110,7 +125,7 @@ def _interleave(values: FloatArray, heads: int) -> FloatArray:
 
 def _llama3_factors(variant: Variant) -> FloatArray:
     """What llama.cpp's converter makes of Llama 3's settings."""
-    rope = variant.config["rope_parameters"]
+    rope = variant.rope
     window, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
     factors = []
     for frequency in 1.0 / rope["rope_theta"] ** (np.arange(0, variant.head_dim, 2) / variant.head_dim):
