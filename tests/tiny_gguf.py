@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import gguf
@@ -16,9 +17,15 @@ ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
 }
+
+
+_UNSAYABLE = ("qwen3-bias", "qwen3-moe-some")
+"""llama.cpp reads no biases, and no layers without experts, for these architectures."""
 
 
 def has_gguf(name: str) -> bool:
@@ -26,12 +33,12 @@ def has_gguf(name: str) -> bool:
     variant = VARIANTS[name]
     config = variant.config
     window = bool(config.get("sliding_window")) and variant.family not in ("gemma2", "gemma3")
-    return variant.rope["rope_type"] != "dynamic" and not window and "hidden_act" not in config and name != "qwen3-bias"
+    return variant.rope["rope_type"] != "dynamic" and not window and "hidden_act" not in config and name not in _UNSAYABLE
 
 
 def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
     """Write a variant with its matrices as `quant` (a ggml type that the gguf package can make: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0,
-    Q5_1; rows must be multiples of its block), vectors as F32. Returns the path."""
+    Q5_1; rows must be multiples of its block), vectors and routers as F32. Returns the path."""
     if not has_gguf(name):
         raise ValueError(f"{name} can't be said in GGUF")
     variant = VARIANTS[name]
@@ -40,7 +47,7 @@ def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
     _add_tokenizer(writer, variant)
     kind = gguf.GGMLQuantizationType[quant]
     for tensor, values in _tensors(name, variant).items():
-        if values.ndim == 1:
+        if values.ndim == 1 or "ffn_gate_inp" in tensor:
             writer.add_tensor(tensor, values)
         else:
             writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -74,6 +81,11 @@ def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "num_experts_per_tok" in config:
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if variant.family in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
     if variant.family == "gemma2":
@@ -103,7 +115,7 @@ def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
     architecture = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == ARCHITECTURES[variant.family])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors: dict[str, FloatArray] = {}
-    for tensor, values in weights(name).items():
+    for tensor, values in _stacked(weights(name)).items():
         if ARCHITECTURES[variant.family] == "llama" and ".q_proj." in tensor:
             values = _interleave(values, config["num_attention_heads"])
         elif ARCHITECTURES[variant.family] == "llama" and ".k_proj." in tensor:
@@ -116,6 +128,19 @@ def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
     if variant.rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = _llama3_factors(variant)
     return tensors
+
+
+def _stacked(weights: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """One tensor for all experts of a layer, under the names that the converter gives before it maps them."""
+    merged: dict[str, FloatArray] = {}
+    stacks: dict[str, list[FloatArray]] = {}
+    for tensor, values in weights.items():
+        if ".experts." in tensor:
+            name = re.sub(r"\.experts\.\d+\.", ".experts.", tensor)
+            stacks.setdefault(re.sub(r"^model\.(.*)\.block_sparse_moe\.", r"\1.feed_forward.", name), []).append(values)
+        else:
+            merged[tensor] = values
+    return merged | {name: np.stack(values) for name, values in stacks.items()}
 
 
 def _interleave(values: FloatArray, heads: int) -> FloatArray:

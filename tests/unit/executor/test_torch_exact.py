@@ -47,6 +47,9 @@ FAMILIES = [
     "qwen3-window",
     "gemma2",
     "gemma3",
+    "mixtral-window",
+    "qwen3-moe",
+    "qwen3-moe-some",
 ]
 
 
@@ -88,7 +91,7 @@ def test_a_chunk_of_several_spans_gives_the_same_tokens(variant: str, monkeypatc
     assert driver.generate(driver.add(PROMPT), NEW) == reference(variant)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-moe"])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SEEDED], ids=["greedy", "seeded"])
 def test_fifteen_neighbours_change_nothing(variant: str, params: SamplingParams) -> None:
     alone = Driver(tiny_executor(variant))
@@ -219,7 +222,7 @@ def test_a_sample_for_an_unbound_row_fails_the_step() -> None:
         driver.step([(row, 3)])
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3-window", "gemma2"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-window", "gemma2", "qwen3-moe"])
 def test_bfloat16_batches_of_decodes_and_chunks_stay_close_to_float32(variant: str) -> None:
     wide, narrow = Driver(tiny_executor(variant, dtype="bfloat16")), Driver(tiny_executor(variant))
     # Teacher-forced, so that one near tie doesn't send the two ways apart.

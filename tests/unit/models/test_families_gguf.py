@@ -6,12 +6,14 @@ import pytest
 
 from sterna.errors import ModelError
 from sterna.models.registry import FAMILIES, family_of_gguf, load_family
-from sterna.models.spec import ModelSpec, RopeFactors, RopeLinear, RopeSpec, RopeYarn
+from sterna.models.spec import ModelSpec, MoESpec, RopeFactors, RopeLinear, RopeSpec, RopeYarn
 
 SHAPES = {"token_embd.weight": (320, 64), "output.weight": (320, 64)}
 ALL = sorted({row.gguf_architecture for row in FAMILIES.values() if row.gguf_architecture})
 GEMMAS = ("gemma2", "gemma3")
-UNDERSTOOD = {"gemma2": {"attn_logit_softcapping"}}
+NEEDS = {"qwen3moe": {"expert_count": 4, "expert_used_count": 2}}
+"""What an architecture needs beyond what all do."""
+UNDERSTOOD = {"llama": {"expert_count"}, "gemma2": {"attn_logit_softcapping"}, "qwen3moe": {"expert_count"}}
 """Settings that one architecture has words for, and the others refuse."""
 
 
@@ -26,25 +28,29 @@ def metadata(arch: str, **changes: object) -> dict[str, Any]:
         "attention.head_count_kv": 2,
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 5e5,
+        **NEEDS.get(arch, {}),
     }
     base.update({name.replace("__", "."): value for name, value in changes.items()})
     named = {f"{arch}.{name}": value for name, value in base.items() if value is not None}
     return {"general.architecture": arch, "general.name": "tiny", "tokenizer.ggml.model": "gpt2", **named}
 
 
+FAMILY_OF = {row.gguf_architecture: family for family, row in FAMILIES.items()}
+
+
 def spec(arch: str, settings: dict[str, Any], *, context_len: int = 1024, **more: object) -> ModelSpec:
     shapes = more.pop("shapes", SHAPES)
-    return load_family(arch).spec_from_gguf(settings, shapes, context_len=context_len, **more)  # type: ignore[arg-type]
+    return load_family(FAMILY_OF[arch]).spec_from_gguf(settings, shapes, context_len=context_len, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arch", ALL)
 def test_the_registry_finds_a_family_by_architecture(arch: str) -> None:
-    assert family_of_gguf(metadata(arch)).name == arch
+    assert family_of_gguf(metadata(arch)).name == FAMILY_OF[arch]
 
 
 @pytest.mark.parametrize("arch", ["mamba2", "mistral", None, 7])
 def test_an_unsupported_architecture_is_refused_by_name_with_those_supported(arch: object) -> None:
-    with pytest.raises(ModelError, match=rf"{arch!r}.*llama, qwen2, qwen3, gemma2"):
+    with pytest.raises(ModelError, match=rf"{arch!r}.*llama, qwen2, qwen3, qwen3moe"):
         family_of_gguf({"general.architecture": arch})
 
 
@@ -58,8 +64,8 @@ def test_the_common_dimensions_are_read(arch: str) -> None:
     assert (mixer.rope.theta, mixer.rope.dim, mixer.rope.scaling) == (5e5, 32, None)
     assert made.layers[0].mlp.activation == ("gelu_tanh" if arch in GEMMAS else "silu")
     assert made.final_norm_eps == 1e-5
-    assert mixer.qk_norm == {"qwen3": "head", "gemma3": "head"}.get(arch)
-    assert load_family(arch).context_len_from_gguf(metadata(arch)) == 1024
+    assert mixer.qk_norm == {"qwen3": "head", "qwen3moe": "head", "gemma3": "head"}.get(arch)
+    assert load_family(FAMILY_OF[arch]).context_len_from_gguf(metadata(arch)) == 1024
 
 
 def test_absent_settings_have_llama_cpps_values() -> None:
@@ -74,7 +80,7 @@ def test_absent_settings_have_llama_cpps_values() -> None:
 @pytest.mark.parametrize("name", ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention__head_count"])
 def test_a_dimension_that_is_absent_or_out_of_bounds_is_refused_by_name(arch: str, name: str, value: object) -> None:
     broken = metadata(arch, **{name: value})
-    family = load_family(arch)
+    family = load_family(FAMILY_OF[arch])
     with pytest.raises(ModelError, match=name.replace("__", ".")):
         family.context_len_from_gguf(broken) if name == "context_length" else spec(arch, broken)
 
@@ -211,3 +217,25 @@ def test_gemmas_scales_and_caps_are_those_of_llama_cpp() -> None:
     made = spec("gemma3", metadata("gemma3"))
     assert (made.embed_scale, made.logit_softcap, made.layers[0].mixer.softcap) == (8.0, None, None)
     assert spec("gemma3", metadata("gemma3", final_logit_softcapping=20.0)).logit_softcap == 20.0
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
+def test_experts_are_read_as_llama_cpp_reads_them(arch: str) -> None:
+    def experts(**changes: object) -> Any:
+        return spec(arch, metadata(arch, **{"expert_count": 8, "expert_used_count": 2, **changes})).layers[2].mlp
+
+    assert experts() == MoESpec(8, 2, 128, "silu", normalize=True)
+    assert experts(expert_feed_forward_length=48) == MoESpec(8, 2, 48, "silu", normalize=True)
+    assert experts(expert_gating_func=1, expert_weights_norm=True, expert_weights_scale=1.0) == experts()
+    for name, value in (
+        ("expert_used_count", None),
+        ("expert_used_count", 9),
+        ("expert_count", 5000),
+        ("expert_gating_func", 2),
+        ("expert_weights_norm", False),
+        ("expert_weights_scale", 2.5),
+        ("expert_shared_count", 1),
+        ("expert_group_count", 2),
+    ):
+        with pytest.raises(ModelError, match=name):
+            experts(**{name: value})

@@ -7,7 +7,7 @@ import pytest
 
 from sterna.errors import ModelError
 from sterna.models.registry import FAMILIES, family_of_hf, load_family
-from sterna.models.spec import ModelSpec, RopeDynamic, RopeLinear, RopeLlama3, RopeSpec, RopeYarn
+from sterna.models.spec import GatedMLPSpec, ModelSpec, MoESpec, RopeDynamic, RopeLinear, RopeLlama3, RopeSpec, RopeYarn
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -22,13 +22,19 @@ BASE: dict[str, Any] = {
 }
 UNTIED = {"lm_head.weight": (320, 64)}
 ALL = sorted(FAMILIES)
-GEMMAS = ("gemma2", "gemma3")
+GEMMAS, EXPERTS = ("gemma2", "gemma3"), ("mixtral", "qwen3_moe")
 NEEDS: dict[str, dict[str, Any]] = {gemma: {"hidden_activation": "silu", "query_pre_attn_scalar": 32} for gemma in GEMMAS}
+NEEDS |= {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+}
 """What a family's config says beyond `BASE`, for its spec to be like the others'."""
 RENAMED = {(family, "hidden_act"): "hidden_activation" for family in GEMMAS}
 UNDERSTOOD = {
     "gemma2": {"query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"},
     "gemma3": {"query_pre_attn_scalar", "final_logit_softcapping"},
+    "mixtral": {"num_local_experts"},
+    "qwen3_moe": {"num_local_experts"},
 }
 """Settings that one family has words for, and the others refuse."""
 
@@ -82,7 +88,8 @@ def test_the_common_dimensions_are_read(family: str) -> None:
     assert (made.vocab_size, made.hidden_size, len(made.layers), made.tied_head) == (320, 64, 3, False)
     mixer, mlp = made.layers[2].mixer, made.layers[2].mlp
     assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.scale) == (4, 2, 32, pytest.approx(32**-0.5))
-    assert (mlp.intermediate, mlp.activation, made.layers[0].norm_eps, made.final_norm_eps) == (128, "silu", 1e-5, 1e-5)
+    intermediate = NEEDS.get(family, {}).get("moe_intermediate_size", 128)
+    assert (mlp.intermediate, mlp.activation, made.layers[0].norm_eps, made.final_norm_eps) == (intermediate, "silu", 1e-5, 1e-5)
     assert made.kv_groups[0].layers == (0, 1, 2)
     assert made.kv_groups[0].elements_per_token == 3 * 2 * 2 * 32
 
@@ -105,6 +112,11 @@ def test_absent_settings_have_the_values_of_transformers_configs() -> None:
             assert layer.mixer.rope is not None
             ropes = theirs.rope_parameters
             assert layer.mixer.rope.theta == (ropes.get(kind) or ropes)["rope_theta"], family
+        if family in EXPERTS:
+            mlp = made.layers[0].mlp
+            assert (mlp.num_experts, mlp.top_k) == (theirs.num_local_experts, theirs.num_experts_per_tok)
+            assert mlp.intermediate == getattr(theirs, "moe_intermediate_size", 128)
+            assert mlp.normalize == getattr(theirs, "norm_topk_prob", True)
         if family in GEMMAS:
             assert mixer.scale == theirs.query_pre_attn_scalar**-0.5
             assert (mixer.softcap, made.logit_softcap) == (theirs.attn_logit_softcapping, theirs.final_logit_softcapping)
@@ -201,7 +213,7 @@ def test_a_head_is_untied_exactly_where_there_is_one() -> None:
 def test_biases_are_where_each_family_has_them() -> None:
     def biases(family: str, **changes: object) -> tuple[bool, bool, bool]:
         layer = spec(family, config(family, **changes)).layers[0]
-        return layer.mixer.qkv_bias, layer.mixer.o_bias, layer.mlp.bias
+        return layer.mixer.qkv_bias, layer.mixer.o_bias, getattr(layer.mlp, "bias", False)
 
     assert biases("llama") == (False, False, False)
     assert biases("llama", attention_bias=True) == (True, True, False)
@@ -216,6 +228,7 @@ def test_queries_and_keys_are_normalised_where_each_family_does() -> None:
     assert {family: spec(family, config(family)).layers[0].mixer.qk_norm for family in ALL} == {
         **dict.fromkeys(ALL, None),
         "qwen3": "head",
+        "qwen3_moe": "head",
         "gemma3": "head",
     }
 
@@ -261,6 +274,55 @@ def test_qwens_windows_follow_the_switch_and_the_layers(family: str) -> None:
         windows(family, **on, layer_types=["chunked_attention"] * 3)
     with pytest.raises(ModelError, match="sliding_window"):
         windows(family, use_sliding_window=True, sliding_window=-1)
+
+
+def test_experts_go_by_either_name_and_within_bounds() -> None:
+    def experts(family: str, **changes: object) -> Any:
+        return spec(family, config(family, **changes)).layers[0].mlp
+
+    mixtral = experts("mixtral", num_local_experts=8, num_experts_per_tok=3)
+    assert mixtral == MoESpec(8, 3, 128, "silu", normalize=True)
+    qwen = {"moe_intermediate_size": 48, "num_experts": 16, "num_experts_per_tok": 4}
+    assert experts("qwen3_moe", **qwen) == MoESpec(16, 4, 48, "silu", normalize=False)
+    assert experts("qwen3_moe", **qwen, num_local_experts=16, norm_topk_prob=True) == MoESpec(16, 4, 48, "silu", normalize=True)
+    for name, value in (
+        ("num_experts", 17),  # beside num_local_experts = 16
+        ("num_local_experts", 1025),
+        ("num_local_experts", 0),
+        ("num_experts_per_tok", 17),
+        ("num_experts_per_tok", 0),
+        ("moe_intermediate_size", 0),
+        ("norm_topk_prob", 1),
+    ):
+        with pytest.raises(ModelError, match=name):
+            experts("qwen3_moe", **{**qwen, "num_local_experts": 16, name: value})
+    with pytest.raises(ModelError, match="num_local_experts: 1024 in each of 1000 layers"):
+        experts("mixtral", num_local_experts=1024, num_hidden_layers=1000)
+
+
+def test_layers_without_experts_are_where_qwen3s_settings_say() -> None:
+    def has_experts(**changes: object) -> list[bool]:
+        made = spec("qwen3_moe", config("qwen3_moe", num_hidden_layers=5, **changes))
+        plain = {layer.mlp for layer in made.layers if isinstance(layer.mlp, GatedMLPSpec)}
+        assert plain <= {GatedMLPSpec(128, "silu")}
+        return [isinstance(layer.mlp, MoESpec) for layer in made.layers]
+
+    assert has_experts() == [True] * 5
+    assert has_experts(mlp_only_layers=[0, 3]) == [False, True, True, False, True]
+    assert has_experts(decoder_sparse_step=2) == [False, True, False, True, False]
+    assert has_experts(decoder_sparse_step=2, mlp_only_layers=[1]) == [False, False, False, True, False]
+    for name, value in (("mlp_only_layers", "0"), ("mlp_only_layers", [0.5]), ("decoder_sparse_step", 0)):
+        with pytest.raises(ModelError, match=name):
+            has_experts(**{name: value})
+
+
+def test_windows_of_models_with_experts_are_on_every_layer() -> None:
+    assert windows("mixtral", sliding_window=128) == [128] * 3
+    assert windows("mixtral") == [None] * 3
+    assert windows("qwen3_moe", sliding_window=128) == [None] * 3
+    assert windows("qwen3_moe", sliding_window=128, use_sliding_window=True) == [128] * 3
+    with pytest.raises(ModelError, match="max_window_layers"):
+        windows("qwen3_moe", sliding_window=128, use_sliding_window=True, max_window_layers=2)
 
 
 def test_gemmas_windows_alternate_or_follow_the_layers() -> None:
