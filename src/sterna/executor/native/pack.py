@@ -24,11 +24,11 @@ from typing import IO
 import msgspec
 import numpy as np
 
+import sterna.executor.native._native as _native
 from sterna.config.cores import usable_cores
 from sterna.config.memory import available_memory_bytes, show_bytes
 from sterna.config.model_config import ModelConfig
 from sterna.errors import ConfigError, ModelError
-from sterna.executor.native import _native
 from sterna.executor.native.formats import Quantization, format_of
 from sterna.executor.native.packed_file import (
     ALIGNMENT,
@@ -153,8 +153,8 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
     needed, available = header.data_bytes, available_memory_bytes()
     if needed > available:
         raise ConfigError(
-            f"the packed weights take {show_bytes(needed)}: the cache can't keep them ({reason}), and only {show_bytes(available)} of memory "
-            f"are available; free some space, or choose another cache with --cache-dir or {cache.CACHE_DIR_VARIABLE}"
+            f"the packed weights take {show_bytes(needed)}: the cache can't keep them ({reason}), and only {show_bytes(available)} of "
+            f"memory are available; free some space, or choose another cache with --cache-dir or {cache.CACHE_DIR_VARIABLE}"
         )
     log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
     memory = mmap.mmap(-1, needed)
