@@ -293,7 +293,7 @@ def test_what_a_killed_start_left_is_cleared_by_the_next(folder: Path, cache: Pa
 
 
 def test_making_a_file_deletes_those_that_no_start_has_used_for_long(tmp_path: Path, folder: Path, cache: Path) -> None:
-    old, used, unused = (cache / "packed" / f"{name}-0123.packed" for name in ("old", "used", "unused"))
+    old, used, unused = (cache / "packed" / f"{name}-{'0' * 24}.packed" for name in ("old", "used", "unused"))
     other = open_packed(resolve(write_gguf(tmp_path / "other.gguf", "qwen2", quant="Q8_0"), cache), cache, "none").path
     assert other is not None
     for path, days in ((old, KEEP_DAYS + 1), (used, KEEP_DAYS - 1), (unused, KEEP_DAYS + 1), (other, KEEP_DAYS + 1)):
