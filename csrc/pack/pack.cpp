@@ -80,39 +80,50 @@ const char* quantize(const SourceType& source, const Matrix& layout, const uint8
   return nullptr;
 }
 
-// Vectors of 64 bytes, one after another: four bytes of each row in turn.
-void place_quants(const Matrix& layout, const Rows& rows, int count, uint8_t* block) {
-  if (layout.quant == Quant::kBf16) {
-    for (size_t i = 0; i < rows.stride; i += 2, block += 64) {
-      for (int r = 0; r < count; ++r) std::memcpy(block + 4 * r, &rows.bf16[r * rows.stride + i], 4);
-    }
-    return;
-  }
-  const bool int4 = layout.quant == Quant::kInt4;
-  for (size_t group = 0; group < rows.stride; group += kGroup) {
-    for (int quad = 0; quad < (int4 ? 16 : 32); quad += 4, block += 64) {
-      for (int r = 0; r < count; ++r) {
-        const uint8_t* codes = &rows.codes[r * rows.stride + group + quad];
-        uint32_t four = load<uint32_t>(codes);
-        if (int4) four |= load<uint32_t>(codes + 16) << 4;
-        store(block + 4 * r, four);
-      }
-    }
+void place_bf16(const Rows& rows, int count, uint8_t* block) {
+  for (size_t i = 0; i < rows.stride; i += 2, block += 64) {
+    for (int r = 0; r < count; ++r) std::memcpy(block + 4 * r, &rows.bf16[r * rows.stride + i], 4);
   }
 }
 
-void place_scales(const Matrix& layout, const Rows& rows, const std::vector<float>& scales, int count, uint8_t* at) {
-  for (size_t g = 0; g < rows.scale_stride; ++g) {
+// The codes of one group: vectors of 64 bytes, in each four bytes of every row in turn. Returns where they end.
+uint8_t* place_codes(bool int4, const Rows& rows, size_t first_col, int count, uint8_t* at) {
+  for (int quad = 0; quad < (int4 ? 16 : 32); quad += 4, at += 64) {
     for (int r = 0; r < count; ++r) {
-      const float scale = scales[r * rows.scale_stride + g];
-      const size_t index = g * kBlockRows + r;
-      if (layout.float32_scales) {
-        store(at + 4 * index, scale);
+      const uint8_t* codes = &rows.codes[r * rows.stride + first_col + quad];
+      uint32_t four = load<uint32_t>(codes);
+      if (int4) four |= load<uint32_t>(codes + 16) << 4;
+      store(at + 4 * r, four);
+    }
+  }
+  return at;
+}
+
+// Scales or minimums `first` .. `first + many - 1` of each row. Returns where they end.
+uint8_t* place_scales(bool float32, const Rows& rows, const std::vector<float>& scales, size_t first, int many, int count, uint8_t* at) {
+  const int size = float32 ? 4 : 2;
+  for (size_t s = first; s < first + many; ++s, at += size * kBlockRows) {
+    for (int r = 0; r < count; ++r) {
+      const float scale = scales[r * rows.scale_stride + s];
+      if (float32) {
+        store(at + 4 * r, scale);
       } else {
-        store(at + 2 * index, float_to_float16(scale));
+        store(at + 2 * r, float_to_float16(scale));
       }
     }
   }
+  return at;
+}
+
+// Returns where the block's content ends.
+uint8_t* place_groups(const Matrix& layout, const Rows& rows, int count, uint8_t* at) {
+  const int many = kGroup / layout.scale_group;
+  for (int g = 0; g < layout.groups(); ++g) {
+    at = place_codes(layout.quant == Quant::kInt4, rows, size_t(g) * kGroup, count, at);
+    at = place_scales(layout.float32_scales, rows, rows.scales, size_t(g) * many, many, count, at);
+    if (layout.has_min) at = place_scales(layout.float32_scales, rows, rows.minimums, size_t(g) * many, many, count, at);
+  }
+  return at;
 }
 
 // Blocks first .. last - 1.
@@ -127,16 +138,13 @@ std::optional<PackFault> pack_blocks(const SourceType& source, const Matrix& lay
       if (what != nullptr) return PackFault{at, what};
     }
     uint8_t* block = out + size_t(b) * layout.block_bytes();
-    const size_t placed = layout.quant_bytes() + layout.scale_bytes() * (layout.has_min ? 2 : 1);
-    if (count == kBlockRows) {
-      std::memset(block + placed, 0, layout.block_bytes() - placed);
+    if (count < kBlockRows) std::memset(block, 0, layout.block_bytes());
+    if (layout.quant == Quant::kBf16) {
+      place_bf16(rows, count, block);
     } else {
-      std::memset(block, 0, layout.block_bytes());
+      uint8_t* end = place_groups(layout, rows, count, block);
+      std::memset(end, 0, size_t(block + layout.block_bytes() - end));
     }
-    place_quants(layout, rows, count, block);
-    if (layout.quant == Quant::kBf16) continue;
-    place_scales(layout, rows, rows.scales, count, block + layout.quant_bytes());
-    if (layout.has_min) place_scales(layout, rows, rows.minimums, count, block + layout.quant_bytes() + layout.scale_bytes());
   }
   return std::nullopt;
 }
