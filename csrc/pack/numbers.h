@@ -2,6 +2,7 @@
 // nothing depends on whether the thread flushes those. Static: the kernels have conversions of their own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -33,13 +34,21 @@ static inline void store(uint8_t* at, T value) {
 
 static inline bool is_finite(float value) { return (bits_of(value) & 0x7f800000) != 0x7f800000; }
 
-// Exact.
+static inline bool all_finite(const float* values, size_t count) {
+  uint32_t most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t exponent = bits_of(values[i]) & 0x7f800000;
+    most = exponent > most ? exponent : most;
+  }
+  return most != 0x7f800000;
+}
+
+// Exact. Without branches, so that loops over it are vectorized.
 static inline float float16_to_float(uint16_t half) {
-  const uint32_t sign = uint32_t(half & 0x8000) << 16, magnitude = half & 0x7fff;
-  if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | magnitude << 13);
-  if (magnitude >= 0x0400) return float_of(sign | ((magnitude << 13) + 0x38000000));
-  const float subnormal = float_of(0x38800000 + (magnitude << 13)) - 0x1p-14f;
-  return float_of(sign | bits_of(subnormal));
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, magnitude = half & 0x7fff, shifted = magnitude << 13;
+  const uint32_t subnormal = bits_of(float_of(shifted + 0x38800000) - 0x1p-14f);
+  const uint32_t infinite = magnitude >= 0x7c00 ? 0x7f800000 : 0;
+  return float_of(sign | infinite | (magnitude < 0x0400 ? subnormal : shifted + 0x38000000));
 }
 
 // To nearest even; what is too large becomes infinite. The value is a number.

@@ -23,101 +23,127 @@ constexpr const char* kNotFinite = "a weight or a scale that is NaN or infinite"
 constexpr const char* kTooLarge = "a weight that is too large for the packed format";
 constexpr size_t kBytesPerThread = 1 << 20;  // below which another thread costs more than it saves
 
-// One row between its source and its place: what fits the layout, padded to whole groups.
-struct Row {
-  explicit Row(const Matrix& layout)
-      : values(layout.padded_cols()),
-        bf16(layout.padded_cols()),
-        codes(layout.padded_cols()),
-        scales(layout.padded_cols() / layout.scale_group),
-        minimums(scales.size()) {
-    if (!layout.has_min) std::fill(codes.begin(), codes.end(), uint8_t(layout.quant == Quant::kInt4 ? 8 : 128));
-  }
+// The rows of one block between their source and their place, each padded to whole groups.
+struct Rows {
+  explicit Rows(const Matrix& layout)
+      : stride(size_t(layout.padded_cols())),
+        scale_stride(stride / layout.scale_group),
+        values(stride),
+        bf16(layout.quant == Quant::kBf16 ? kBlockRows * stride : 0),
+        codes(layout.quant == Quant::kBf16 ? 0 : kBlockRows * stride),
+        scales(kBlockRows * scale_stride),
+        minimums(kBlockRows * scale_stride) {}
 
-  std::vector<float> values;
+  size_t stride, scale_stride;
+  std::vector<float> values;  // of one row of floats
   std::vector<uint16_t> bf16;
   std::vector<uint8_t> codes;
   std::vector<float> scales, minimums;
 };
 
-bool all_finite(const float* values, size_t count) {
-  bool finite = true;
-  for (size_t i = 0; i < count; ++i) finite &= is_finite(values[i]);
-  return finite;
-}
-
-const char* decode(const SourceType& source, const Matrix& layout, const uint8_t* from, Row& row) {
+const char* decode(const SourceType& source, const Matrix& layout, const uint8_t* from, int r, Rows& rows) {
   const int per_block = source.block_cols / layout.scale_group;
+  uint8_t* codes = &rows.codes[r * rows.stride];
+  float *const scales = &rows.scales[r * rows.scale_stride], *const minimums = &rows.minimums[r * rows.scale_stride];
   for (int b = 0; b < layout.cols / source.block_cols; ++b) {
-    source.decode(from + size_t(b) * source.block_bytes, &row.codes[size_t(b) * source.block_cols], &row.scales[size_t(b) * per_block],
-                  &row.minimums[size_t(b) * per_block]);
+    source.decode(from + size_t(b) * source.block_bytes, codes + b * source.block_cols, scales + b * per_block, minimums + b * per_block);
   }
-  const bool finite = all_finite(row.scales.data(), row.scales.size()) && (!layout.has_min || all_finite(row.minimums.data(), row.minimums.size()));
+  const bool finite = all_finite(scales, rows.scale_stride) && (!layout.has_min || all_finite(minimums, rows.scale_stride));
   return finite ? nullptr : kNotFinite;
 }
 
-const char* quantize(const SourceType& source, const Matrix& layout, const uint8_t* from, Row& row) {
-  source.widen(from, layout.cols, row.values.data());
-  if (!all_finite(row.values.data(), size_t(layout.cols))) return kNotFinite;
-  if (layout.quant == Quant::kBf16) {
-    for (int i = 0; i < layout.cols; ++i) row.bf16[i] = float_to_bfloat16(row.values[i]);
-    const auto end = row.bf16.begin() + layout.cols;
-    return std::any_of(row.bf16.begin(), end, [](uint16_t x) { return (x & 0x7f80) == 0x7f80; }) ? kTooLarge : nullptr;
+const char* round_to_bfloat16(const Matrix& layout, int r, Rows& rows) {
+  uint16_t* out = &rows.bf16[r * rows.stride];
+  uint16_t most = 0;
+  for (int i = 0; i < layout.cols; ++i) {
+    out[i] = float_to_bfloat16(rows.values[i]);
+    most = std::max(most, uint16_t(out[i] & 0x7f80));
   }
+  return most == 0x7f80 ? kTooLarge : nullptr;
+}
+
+const char* quantize(const SourceType& source, const Matrix& layout, const uint8_t* from, int r, Rows& rows) {
+  source.widen(from, layout.cols, rows.values.data());
+  if (!all_finite(rows.values.data(), size_t(layout.cols))) return kNotFinite;
+  if (layout.quant == Quant::kBf16) return round_to_bfloat16(layout, r, rows);
+  // A group that isn't whole is filled up with its own numbers, again and again: they weigh alike, and padding has no influence.
+  for (int i = layout.cols, tail = layout.cols % kGroup; i < layout.padded_cols(); ++i) rows.values[i] = rows.values[i - tail];
   for (int g = 0; g < layout.groups(); ++g) {
-    const int first = g * kGroup, count = std::min(kGroup, layout.cols - first);
-    const bool fits = layout.quant == Quant::kInt8
-                          ? quantize_int8(&row.values[first], count, &row.codes[first], &row.scales[g])
-                          : quantize_int4(&row.values[first], count, &row.codes[first], &row.scales[g], &row.minimums[g]);
+    const float* values = &rows.values[size_t(g) * kGroup];
+    uint8_t* codes = &rows.codes[r * rows.stride + size_t(g) * kGroup];
+    float *scale = &rows.scales[r * rows.scale_stride + g], *minimum = &rows.minimums[r * rows.scale_stride + g];
+    const bool fits = layout.quant == Quant::kInt8 ? quantize_int8(values, codes, scale) : quantize_int4(values, codes, scale, minimum);
     if (!fits) return kTooLarge;
   }
+  const uint8_t zero = layout.quant == Quant::kInt8 ? 128 : 0;
+  std::fill(&rows.codes[r * rows.stride + layout.cols], &rows.codes[r * rows.stride] + rows.stride, zero);
   return nullptr;
 }
 
-void place_quants(const Matrix& layout, const Row& row, int r, uint8_t* block) {
-  if (layout.quant == Quant::kBf16) {
-    for (int i = 0; i < layout.padded_cols() / 2; ++i) std::memcpy(block + (size_t(i) * kBlockRows + r) * 4, &row.bf16[2 * i], 4);
-    return;
-  }
-  const bool int4 = layout.quant == Quant::kInt4;
-  const int vectors = int4 ? 4 : 8;
-  for (int g = 0; g < layout.groups(); ++g) {
-    const uint8_t* codes = &row.codes[size_t(g) * kGroup];
-    for (int j = 0; j < vectors; ++j) {
-      uint32_t quad = load<uint32_t>(codes + 4 * j);
-      if (int4) quad |= load<uint32_t>(codes + 16 + 4 * j) << 4;
-      store(block + (size_t(g) * vectors + j) * 64 + 4 * r, quad);
-    }
+void place_bf16(const Rows& rows, int count, uint8_t* block) {
+  for (size_t i = 0; i < rows.stride; i += 2, block += 64) {
+    for (int r = 0; r < count; ++r) std::memcpy(block + 4 * r, &rows.bf16[r * rows.stride + i], 4);
   }
 }
 
-void place_scales(const Matrix& layout, const std::vector<float>& scales, int r, uint8_t* at) {
-  for (size_t g = 0; g < scales.size(); ++g) {
-    const size_t index = g * kBlockRows + r;
-    if (layout.float32_scales) {
-      store(at + 4 * index, scales[g]);
-    } else {
-      store(at + 2 * index, float_to_float16(scales[g]));
+// The codes of one group: vectors of 64 bytes, in each four bytes of every row in turn. Returns where they end.
+uint8_t* place_codes(bool int4, const Rows& rows, size_t first_col, int count, uint8_t* at) {
+  for (int quad = 0; quad < (int4 ? 16 : 32); quad += 4, at += 64) {
+    for (int r = 0; r < count; ++r) {
+      const uint8_t* codes = &rows.codes[r * rows.stride + first_col + quad];
+      uint32_t four = load<uint32_t>(codes);
+      if (int4) four |= load<uint32_t>(codes + 16) << 4;
+      store(at + 4 * r, four);
     }
   }
+  return at;
+}
+
+// Scales or minimums `first` .. `first + many - 1` of each row. Returns where they end.
+uint8_t* place_scales(bool float32, const Rows& rows, const std::vector<float>& scales, size_t first, int many, int count, uint8_t* at) {
+  const int size = float32 ? 4 : 2;
+  for (size_t s = first; s < first + many; ++s, at += size * kBlockRows) {
+    for (int r = 0; r < count; ++r) {
+      const float scale = scales[r * rows.scale_stride + s];
+      if (float32) {
+        store(at + 4 * r, scale);
+      } else {
+        store(at + 2 * r, float_to_float16(scale));
+      }
+    }
+  }
+  return at;
+}
+
+// Returns where the block's content ends.
+uint8_t* place_groups(const Matrix& layout, const Rows& rows, int count, uint8_t* at) {
+  const int many = kGroup / layout.scale_group;
+  for (int g = 0; g < layout.groups(); ++g) {
+    at = place_codes(layout.quant == Quant::kInt4, rows, size_t(g) * kGroup, count, at);
+    at = place_scales(layout.float32_scales, rows, rows.scales, size_t(g) * many, many, count, at);
+    if (layout.has_min) at = place_scales(layout.float32_scales, rows, rows.minimums, size_t(g) * many, many, count, at);
+  }
+  return at;
 }
 
 // Blocks first .. last - 1.
-std::optional<PackFault> pack_blocks(const SourceType& source, const Matrix& layout, const uint8_t* rows, uint8_t* out, int first, int last,
-                                     Row& row) {
+std::optional<PackFault> pack_blocks(const SourceType& source, const Matrix& layout, const uint8_t* from, uint8_t* out, int first, int last,
+                                     Rows& rows) {
   const size_t row_bytes = size_t(layout.cols / source.block_cols) * source.block_bytes;
   for (int b = first; b < last; ++b) {
-    uint8_t* block = out + size_t(b) * layout.block_bytes();
-    std::memset(block, 0, layout.block_bytes());
     const int count = std::min(kBlockRows, layout.rows - b * kBlockRows);
     for (int r = 0; r < count; ++r) {
       const int64_t at = int64_t(b) * kBlockRows + r;
-      const char* what = (source.is_floats() ? quantize : decode)(source, layout, rows + size_t(at) * row_bytes, row);
+      const char* what = (source.is_floats() ? quantize : decode)(source, layout, from + size_t(at) * row_bytes, r, rows);
       if (what != nullptr) return PackFault{at, what};
-      place_quants(layout, row, r, block);
-      if (layout.quant == Quant::kBf16) continue;
-      place_scales(layout, row.scales, r, block + layout.quant_bytes());
-      if (layout.has_min) place_scales(layout, row.minimums, r, block + layout.quant_bytes() + layout.scale_bytes());
+    }
+    uint8_t* block = out + size_t(b) * layout.block_bytes();
+    if (count < kBlockRows) std::memset(block, 0, layout.block_bytes());
+    if (layout.quant == Quant::kBf16) {
+      place_bf16(rows, count, block);
+    } else {
+      uint8_t* end = place_groups(layout, rows, count, block);
+      std::memset(end, 0, size_t(block + layout.block_bytes() - end));
     }
   }
   return std::nullopt;
@@ -157,7 +183,7 @@ std::optional<PackFault> pack_rows(const SourceType& source, const Matrix& layou
   const int useful = int(std::min<size_t>(layout.bytes() / kBytesPerThread + 1, size_t(layout.blocks())));
   const int parts = std::clamp(threads, 1, useful);
   std::vector<std::optional<PackFault>> faults(parts);
-  std::vector<Row> scratch(parts, Row(layout));
+  std::vector<Rows> scratch(parts, Rows(layout));
   const auto work = [&](int part) {
     const int first = int(int64_t(layout.blocks()) * part / parts), last = int(int64_t(layout.blocks()) * (part + 1) / parts);
     faults[part] = pack_blocks(source, layout, rows, out, first, last, scratch[part]);

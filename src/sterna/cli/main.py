@@ -13,6 +13,7 @@ COMMANDS = {
     "serve": ("sterna.cli.serve", "serve a model over HTTP"),
     "chat": ("sterna.cli.chat", "talk to a running server in the terminal"),
     "pull": ("sterna.cli.pull", "fetch a model into the cache"),
+    "cache": ("sterna.cli.cache", "list and clear what is kept on disk"),
 }
 
 

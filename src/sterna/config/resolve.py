@@ -26,6 +26,10 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+_NATIVE_ONLY = ("quantization", "arithmetic")
+"""Settings that would change the output, so that another executor must not ignore them."""
+
+
 def flag_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
@@ -40,6 +44,9 @@ def check(args: ServerArgs) -> ServerArgs:
         raise ConfigError("--host is empty")
     if args.api_key is not None and not args.api_key:
         raise ConfigError("--api-key is empty")
+    for field in _NATIVE_ONLY:
+        if args.executor != "native" and getattr(args, field) != getattr(ServerArgs(), field):
+            raise ConfigError(f"{flag_of(field)} is for the native executor, not for {args.executor}")
     return args
 
 

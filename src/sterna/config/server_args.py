@@ -35,6 +35,14 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Arithmetic of the torch executor; auto is bfloat16 where the processor has instructions for it, else float32."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """What the native executor turns the weights of a checkpoint in bf16, fp16 or fp32 into; none keeps bfloat16."""
+    kv_dtype: Literal["bfloat16"] = "bfloat16"
+    """Keys and values in the native executor's KV pool."""
+    arithmetic: Literal["auto", "portable"] = "auto"
+    """The native executor's arithmetic; portable gives the same text on every machine, auto may be faster on this one."""
+    isa: str = "auto"
+    """Instruction set of the native executor: amx, avx512, avx512vnni, avx2 or portable (also STERNA_ISA); auto takes the best there is."""
     threads: int | None = None
     """Compute threads (default: the cores that affinity and cgroup quota allow)."""
     context_length: int | None = None

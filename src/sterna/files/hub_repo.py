@@ -96,12 +96,23 @@ def _model_of(folder: Path, wanted: Sequence[str]) -> Path:
 
 
 def _recorded(record_file: Path) -> Path | None:
+    record = _read_record(record_file)
+    return Path(record.model) if record is not None else None
+
+
+def recorded_bytes(record_file: Path) -> int:
+    """The size of a recorded download's files, which are in the hub's own cache; 0 where they aren't there as recorded."""
+    record = _read_record(record_file)
+    return sum(record.sizes.values()) if record is not None else 0
+
+
+def _read_record(record_file: Path) -> _Record | None:
     try:
         record = msgspec.json.decode(record_file.read_bytes(), type=_Record)
         whole = all(Path(path).stat().st_size == size for path, size in record.sizes.items())
     except (OSError, msgspec.MsgspecError):
         return None
-    return Path(record.model) if whole else None
+    return record if whole else None
 
 
 def choose_files(repo: str, available: Sequence[str], file: str | None) -> list[str]:

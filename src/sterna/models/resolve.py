@@ -35,7 +35,6 @@ from sterna.files.layout import INDEX_FILE, SETTINGS_FILES, weight_files
 REQUIRED_FILES = ("tokenizer.json", "spec.json", "weights.json")
 """Besides facts.json, whose content is checked too."""
 KEEP_DAYS = 30
-_KEY_DIGITS = 24
 _TRANSLATING_PACKAGES = ("config", "files", "models", "text")
 
 
@@ -50,8 +49,8 @@ def resolve_model(name: str, *, cache_dir: Path, context_length: int | None, pro
     if (Path(name) / "facts.json").is_file():
         return Path(name)
     source = locate(name, cache_dir, progress)
-    root = cache_dir / "resolved"
-    label = re.sub(r"[^A-Za-z0-9._]+", "-", source.name)[:60]
+    root = cache_dir / cache.RESOLVED_DIR
+    label = cache.label_of(source.name)
     folder = root / f"{label}-{_key(source, context_length)}"
     if _is_whole(folder):
         with suppress(OSError):  # a cache that can't be written to is as good to read
@@ -87,7 +86,7 @@ def _make(source: ModelSource, folder: Path, context_length: int | None) -> None
 def _sweep(root: Path, label: str) -> None:
     """With the label's lock held: delete what no start has used for `KEEP_DAYS`, whole folders and parts of them."""
     oldest = time.time() - KEEP_DAYS * 86_400
-    of_label = re.compile(rf"{re.escape(label)}-[0-9a-f]{{{_KEY_DIGITS}}}(\.part-.*)?")
+    of_label = re.compile(rf"{re.escape(label)}-[0-9a-f]{{{cache.KEY_DIGITS}}}(\.part-.*)?")
     for folder in root.iterdir():
         if of_label.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
             shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +109,7 @@ def _key(source: ModelSource, context_length: int | None) -> str:
         _identities(_files_of(source)),
         _identities(_translating_code()),
     ]
-    return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()[:_KEY_DIGITS]
+    return hashlib.sha256(msgspec.json.encode(made_from)).hexdigest()[: cache.KEY_DIGITS]
 
 
 def _files_of(source: ModelSource) -> Iterable[Path]:

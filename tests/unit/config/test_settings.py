@@ -31,6 +31,20 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert parse_server_args(["--api-key", "from-flag"]).api_key == "from-flag"
 
 
+def test_the_environment_can_name_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STERNA_ISA", "portable")
+    assert parse_server_args([]).isa == "portable"
+    assert parse_server_args(["--isa", "avx2"]).isa == "avx2"
+
+
+@pytest.mark.parametrize(("field", "value"), [("quantization", "int4"), ("arithmetic", "portable")])
+def test_another_executor_does_not_ignore_what_changes_the_output(field: str, value: str) -> None:
+    for executor in ("torch", "scripted"):
+        with pytest.raises(ConfigError, match=f"--{field} is for the native executor, not for {executor}"):
+            check(ServerArgs(executor=executor, **{field: value}))
+    assert check(ServerArgs(executor="native", **{field: value}))
+
+
 @pytest.mark.parametrize("argv", [["--port", "many"], ["--schedule-policy", "luck"], ["--no-such-flag"], ["a", "b"]])
 def test_a_wrong_flag_is_named_and_ends_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

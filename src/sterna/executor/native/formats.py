@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import sterna.executor.native._native as _native
 from sterna.errors import ConfigError, ModelError
-from sterna.executor.native import _native
 from sterna.models.weights import WeightEntry
 
 Quantization = Literal["none", "int8", "int4"]

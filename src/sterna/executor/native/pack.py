@@ -24,11 +24,11 @@ from typing import IO
 import msgspec
 import numpy as np
 
+import sterna.executor.native._native as _native
 from sterna.config.cores import usable_cores
 from sterna.config.memory import available_memory_bytes, show_bytes
 from sterna.config.model_config import ModelConfig
 from sterna.errors import ConfigError, ModelError
-from sterna.executor.native import _native
 from sterna.executor.native.formats import Quantization, format_of
 from sterna.executor.native.packed_file import (
     ALIGNMENT,
@@ -42,13 +42,13 @@ from sterna.executor.native.packed_file import (
     prelude,
 )
 from sterna.files import cache
+from sterna.files.cache import PACKED_SUFFIX
 from sterna.files.content_hash import content_hash
 from sterna.models.spec import ModelSpec, weight_shapes
 from sterna.models.weights import WeightIndex, WeightStore
 
-PACKED_DIR = "packed"
-SUFFIX = ".packed"
 KEEP_DAYS = 30
+_FILE = re.compile(rf"(?P<label>.+)-[0-9a-f]{{{cache.KEY_DIGITS}}}{re.escape(PACKED_SUFFIX)}(?P<part>\.part-.*)?")
 _SCRATCH_BYTES = 8 << 20
 """Packed at a time: a large matrix passes through in ranges of rows."""
 
@@ -65,14 +65,14 @@ def open_packed(folder: Path, cache_dir: Path, quantization: Quantization) -> Pa
     """
     index = WeightIndex.load(folder)
     header = plan(index, _load_spec(folder), quantization)
-    root = cache_dir / PACKED_DIR
+    root = cache_dir / cache.PACKED_DIR
     key = _key(index, quantization, content_hash({Path(entry.file) for entry in index.entries.values()}, root))
     found = _map_existing(root, key, header)
     if found is not None:
         return found
-    label = re.sub(r"[^A-Za-z0-9._]+", "-", ModelConfig.load(folder).name)[:60]
+    label = cache.label_of(ModelConfig.load(folder).name)
     try:
-        return _make(folder, header, root / f"{label}-{key}{SUFFIX}", key)
+        return _make(folder, header, root, label, key)
     except OSError as fault:
         return _make_in_memory(folder, header, f"{fault.filename or root}: {fault.strerror or fault}")
 
@@ -107,12 +107,12 @@ def _load_spec(folder: Path) -> ModelSpec:
 
 def _key(index: WeightIndex, quantization: Quantization, content: str) -> str:
     found = [(name, entry.tensor, entry.dtype, entry.shape, entry.transforms) for name, entry in index.entries.items()]
-    return hashlib.sha256(msgspec.msgpack.encode((VERSION, quantization, content, found))).hexdigest()[:24]
+    return hashlib.sha256(msgspec.msgpack.encode((VERSION, quantization, content, found))).hexdigest()[: cache.KEY_DIGITS]
 
 
 def _map_existing(root: Path, key: str, header: PackedHeader) -> PackedModel | None:
     """None where there is none that is whole. The same model may have been packed under another name."""
-    for path in root.glob(f"*-{key}{SUFFIX}"):
+    for path in root.glob(f"*-{key}{PACKED_SUFFIX}"):
         try:
             packed = PackedModel.map(path, header)
         except (OSError, Damaged) as fault:
@@ -124,15 +124,15 @@ def _map_existing(root: Path, key: str, header: PackedHeader) -> PackedModel | N
     return None
 
 
-def _make(folder: Path, header: PackedHeader, path: Path, key: str) -> PackedModel:
+def _make(folder: Path, header: PackedHeader, root: Path, label: str, key: str) -> PackedModel:
     """Raises OSError where the cache can't take it."""
-    root = path.parent
+    path = root / f"{label}-{key}{PACKED_SUFFIX}"
     root.mkdir(parents=True, exist_ok=True)
-    with cache.exclusive(root / f"{key}.lock", f"waiting: another start of Sterna is packing the weights of {path.stem}"):
+    with cache.exclusive(root / f"{label}.lock", f"waiting: another start of Sterna is packing the weights of {label}"):
         found = _map_existing(root, key, header)
         if found is not None:
             return found
-        _sweep(root, key)
+        _sweep(root, label)
         before = prelude(header)
         size = len(before) + header.data_bytes
         free = shutil.disk_usage(root).free
@@ -153,8 +153,8 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
     needed, available = header.data_bytes, available_memory_bytes()
     if needed > available:
         raise ConfigError(
-            f"the packed weights take {show_bytes(needed)}: the cache can't keep them ({reason}), and only {show_bytes(available)} of memory "
-            f"are available; free some space, or choose another cache with --cache-dir or {cache.CACHE_DIR_VARIABLE}"
+            f"the packed weights take {show_bytes(needed)}: the cache can't keep them ({reason}), and only {show_bytes(available)} of "
+            f"memory are available; free some space, or choose another cache with --cache-dir or {cache.CACHE_DIR_VARIABLE}"
         )
     log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
     memory = mmap.mmap(-1, needed)
@@ -162,13 +162,13 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
     return PackedModel(header, memory, 0, None)
 
 
-def _sweep(root: Path, key: str) -> None:
-    """With the key's lock held: delete what no start has used for `KEEP_DAYS`, and all that an ended process left of this key."""
+def _sweep(root: Path, label: str) -> None:
+    """With the label's lock held: delete what no start has used for `KEEP_DAYS`, and what ended processes left of this label."""
     oldest = time.time() - KEEP_DAYS * 86_400
     for path in root.iterdir():
-        with suppress(OSError):
-            is_part = SUFFIX + ".part" in path.name
-            if (is_part and f"-{key}{SUFFIX}" in path.name) or ((is_part or path.suffix == SUFFIX) and path.stat().st_mtime < oldest):
+        file = _FILE.fullmatch(path.name)
+        with suppress(OSError):  # another start may be deleting it too
+            if file is not None and ((file["part"] and file["label"] == label) or path.stat().st_mtime < oldest):
                 path.unlink()
 
 

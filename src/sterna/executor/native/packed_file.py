@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"STERNAPK"
-VERSION = 1
+VERSION = 2
 """To be raised by whoever changes the layout in csrc/kernels/matrix.h, or what the packer writes into it for a given model."""
 ALIGNMENT = 64
 DATA_ALIGNMENT = 4096
