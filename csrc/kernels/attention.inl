@@ -1,1 +1,252 @@
-static void fill_attention(Kernels&) {}
+// Attention over one span of keys at a time. Contracts in kernels.h.
+//
+// Queries are taken kTile at a time, through three stages: scores (16 keys of a page are the lanes, a pair of a query's dims is broadcast), weights
+// (the softmax over the span), and output (16 dims are the lanes, a pair of weights is broadcast). The first and the last are the same shape of
+// product, done in blocks of rows times vectors whose sums stay in registers.
+
+#if defined(STERNA_HAS_DPBF16)
+constexpr int kBlockQueries = 6, kBlockVectors = 4;  // 24 sums and 4 vectors of 32 registers
+#elif defined(STERNA_LANES_AVX512)
+constexpr int kBlockQueries = 4, kBlockVectors = 4;  // 16 sums, and 4 vectors as two halves each
+#elif defined(STERNA_LANES_AVX2) || defined(__FP_FAST_FMAF)
+constexpr int kBlockQueries = 4, kBlockVectors = 1;  // 16 registers are 8 of these lanes
+#else
+constexpr int kBlockQueries = 1, kBlockVectors = 1;  // a call for every fma: nothing to gain
+#endif
+constexpr int kTile = 24;
+constexpr int kSpanPages = kSpan / kPage;
+
+// Keys begin .. end - 1 of a span.
+struct KeyRange {
+  int begin, end;
+  STERNA_INLINE bool empty() const { return begin >= end; }
+  STERNA_INLINE int first_page() const { return begin / kPage; }
+  STERNA_INLINE int end_page() const { return (end + kPage - 1) / kPage; }
+};
+
+STERNA_INLINE constexpr int smaller(int64_t a, int64_t b) { return int(a < b ? a : b); }
+STERNA_INLINE int larger(int64_t a, int64_t b) { return int(a > b ? a : b); }
+
+// Blocks that no call would use are not made.
+constexpr int at_most(int queries) { return smaller(queries, kBlockQueries); }
+
+static KeyRange keys_seen(const Queries& queries, const Span& span, int query) {
+  const int64_t end = int64_t(queries.positions[query]) + 1 - span.first_key;
+  const KeyRange range{larger(end - queries.window, 0), smaller(end, span.num_keys)};
+  return range.empty() ? KeyRange{0, 0} : range;
+}
+
+// Scores of kQueries queries, q apart by dim, for the keys of kBlockVectors pages; scores of a query are kSpan apart.
+template <int kQueries>
+static void score_block(const uint16_t* q, int dim, const uint8_t* const* pages, const Queries& queries, float* scores) {
+  Lanes sums[kQueries][kBlockVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kQueries; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < kBlockVectors; c++) sums[r][c] = zero();
+  for (int j = 0; j < dim / 2; j++) {
+    Pairs k[kBlockVectors];
+#pragma GCC unroll 8
+    for (int c = 0; c < kBlockVectors; c++) k[c] = load_pairs(pages[c] + size_t(j) * 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < kQueries; r++) {
+      const Pairs pair = set1_pairs(q + size_t(r) * dim + 2 * j);
+#pragma GCC unroll 8
+      for (int c = 0; c < kBlockVectors; c++) sums[r][c] = dot_pairs(sums[r][c], k[c], pair);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kQueries; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < kBlockVectors; c++) store(scores + r * kSpan + c * kLanes, mul(sums[r][c], set1(queries.scale)));
+  if (queries.softcap != 0.0f) {
+    for (int r = 0; r < kQueries; r++)
+      for (int c = 0; c < kBlockVectors; c++) {
+        float* at = scores + r * kSpan + c * kLanes;
+        store(at, softcap(load(at), queries.softcap));
+      }
+  }
+}
+
+// scores[count][kSpan] of the queries from `first` on, for the pages that `keys` touches. Other pages are not read.
+static void score_tile(const Queries& queries, const Span& span, int first, int count, KeyRange keys, float* scores) {
+  using Block = void (*)(const uint16_t*, int, const uint8_t* const*, const Queries&, float*);
+  static constexpr Block kBlocks[] = {score_block<1>,           score_block<at_most(2)>, score_block<at_most(3)>,
+                                      score_block<at_most(4)>, score_block<at_most(5)>, score_block<at_most(6)>};
+  const int dim = padded_dim(queries.head_dim);
+  const uint16_t* q = queries.q + size_t(first) * dim;
+  const int first_page = keys.first_page(), last_page = keys.end_page() - 1;
+  for (int page = first_page / kBlockVectors * kBlockVectors; page <= last_page; page += kBlockVectors) {
+    const uint8_t* pages[kBlockVectors];  // a block's pages beyond the range stand for the range's ends: their scores are not looked at
+    for (int c = 0; c < kBlockVectors; c++) pages[c] = span.pages[smaller(larger(page + c, first_page), last_page)];
+    for (int r = 0; r < count; r += kBlockQueries) {
+      const int rows = smaller(kBlockQueries, count - r);
+      kBlocks[rows - 1](q + size_t(r) * dim, dim, pages, queries, scores + r * kSpan + page * kPage);
+    }
+  }
+}
+
+// The softmax of one query's scores over the keys that it sees: p as bfloat16 for all pages that `tile` touches, m, and l. Changes scores.
+static void weigh_query(float* scores, KeyRange seen, KeyRange tile, uint16_t* p, float* m, float* l) {
+  const int first_page = seen.first_page(), end_page = seen.empty() ? first_page : seen.end_page();
+  Lanes best = set1(-kInfinity);
+  for (int page = first_page; page < end_page; page++) {
+    Lanes score = load(scores + page * kPage);
+    if (page * kPage < seen.begin || page * kPage + kPage > seen.end) {
+      const int from = larger(seen.begin - page * kPage, 0), to = smaller(seen.end - page * kPage, kPage);
+      score = select(first(from), set1(-kInfinity), select(first(to), score, set1(-kInfinity)));
+      store(scores + page * kPage, score);
+    }
+    best = max(score, best);
+  }
+  const float top = reduce_max(best);
+  const Lanes shift = set1(top == -kInfinity ? 0.0f : top);  // -inf - -inf would be NaN
+  Lanes sum = zero();
+  for (int page = tile.first_page(); page < first_page; page++) store_halves(p + page * kPage, narrow(zero()));
+  for (int page = first_page; page < end_page; page++) {
+    const Halves weight = narrow(exp(sub(load(scores + page * kPage), shift)));
+    store_halves(p + page * kPage, weight);
+    sum = add(sum, widen(weight));
+  }
+  for (int page = end_page; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  *m = top;
+  *l = reduce_add(sum);
+}
+
+// Adds pairs of keys first .. end - 1 to the sums of kQueries queries for kVectors vectors of dims. `keep` says which slots of a pair count: what lies
+// in the others may be NaN, which a weight of zero would not hide.
+template <int kQueries, int kVectors>
+STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t* p, const uint8_t* const* values, size_t row_bytes, int first, int end,
+                              uint32_t keep) {
+  for (int pair = first; pair < end; pair++) {
+    const uint8_t* row = values[pair / 8] + size_t(pair % 8) * row_bytes;
+    Pairs v[kVectors];
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; c++) v[c] = keep_pairs(load_pairs(row + c * 64), keep);
+#pragma GCC unroll 8
+    for (int r = 0; r < kQueries; r++) {
+      const Pairs weights = set1_pairs(p + r * kSpan + 2 * pair);
+#pragma GCC unroll 8
+      for (int c = 0; c < kVectors; c++) sums[r][c] = dot_pairs(sums[r][c], v[c], weights);
+    }
+  }
+}
+
+// o of kQueries queries, dim apart, for kVectors vectors of dims. values: where those dims begin in each page's V.
+template <int kQueries, int kVectors>
+static void output_block(const uint16_t* p, const uint8_t* const* values, int dim, KeyRange keys, float* o) {
+  Lanes sums[kQueries][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kQueries; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; c++) sums[r][c] = zero();
+  const size_t row_bytes = size_t(dim) * 4;
+  int pair = keys.begin / 2;
+  if (keys.begin % 2) add_values(sums, p, values, row_bytes, pair, pair + 1, 0xffff0000u), pair++;
+  add_values(sums, p, values, row_bytes, pair, keys.end / 2, 0xffffffffu);
+  if (keys.end % 2) add_values(sums, p, values, row_bytes, keys.end / 2, keys.end / 2 + 1, 0x0000ffffu);
+  // Adding zero makes one zero of two: whether a sum ends as -0 may depend on how many weights of zero came after it.
+#pragma GCC unroll 8
+  for (int r = 0; r < kQueries; r++)
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; c++) store(o + size_t(r) * dim + c * kLanes, add(sums[r][c], zero()));
+}
+
+template <int kVectors>
+static void output_rows(const uint16_t* p, const uint8_t* const* values, int dim, KeyRange keys, int count, float* o) {
+  using Block = void (*)(const uint16_t*, const uint8_t* const*, int, KeyRange, float*);
+  static constexpr Block kBlocks[] = {output_block<1, kVectors>,           output_block<at_most(2), kVectors>, output_block<at_most(3), kVectors>,
+                                      output_block<at_most(4), kVectors>, output_block<at_most(5), kVectors>, output_block<at_most(6), kVectors>};
+  for (int r = 0; r < count; r += kBlockQueries) {
+    const int rows = smaller(kBlockQueries, count - r);
+    kBlocks[rows - 1](p + r * kSpan, values, dim, keys, o + size_t(r) * dim);
+  }
+}
+
+static void output_tile(const uint16_t* p, const Span& span, int dim, KeyRange keys, int count, float* o) {
+  using Rows = void (*)(const uint16_t*, const uint8_t* const*, int, KeyRange, int, float*);
+  static constexpr Rows kRows[] = {output_rows<1>, output_rows<smaller(2, kBlockVectors)>, output_rows<smaller(3, kBlockVectors)>,
+                                   output_rows<smaller(4, kBlockVectors)>};
+  for (int at = 0; at < dim; at += kBlockVectors * kLanes) {
+    const uint8_t* values[kSpanPages];
+    for (int page = keys.first_page(); page < keys.end_page(); page++) values[page] = span.pages[page] + (size_t(dim) * kPage + size_t(at) * 2) * 2;
+    kRows[smaller(kBlockVectors, (dim - at) / kLanes) - 1](p, values, dim, keys, count, o + at);
+  }
+}
+
+static void attend_tile(const Queries& queries, const Span& span, int first, int count, const Partial& out) {
+  alignas(64) float scores[kTile * kSpan];
+  alignas(64) uint16_t p[kTile * kSpan];
+  const int dim = padded_dim(queries.head_dim);
+  KeyRange seen[kTile];
+  KeyRange keys{kSpan, 0};  // seen by any
+  for (int i = 0; i < count; i++) {
+    seen[i] = keys_seen(queries, span, first + i);
+    if (!seen[i].empty()) keys = {smaller(keys.begin, seen[i].begin), larger(keys.end, seen[i].end)};
+  }
+  if (keys.empty()) keys = {0, 0};
+  score_tile(queries, span, first, count, keys, scores);
+  for (int i = 0; i < count; i++) weigh_query(scores + i * kSpan, seen[i], keys, p + i * kSpan, out.m + first + i, out.l + first + i);
+  output_tile(p, span, dim, keys, count, out.o + size_t(first) * dim);
+}
+
+static void attend(const Queries& queries, const Span& span, const Partial& out) {
+  for (int first = 0; first < queries.count; first += kTile) attend_tile(queries, span, first, smaller(kTile, queries.count - first), out);
+}
+
+static void fold(const Partial& into, const Partial& next, int count, int head_dim) {
+  const int dim = padded_dim(head_dim);
+  for_lanes(count, [&](int first_query, int n) {
+    const Lanes m = load(into.m + first_query, n), next_m = load(next.m + first_query, n);
+    const Lanes l = load(into.l + first_query, n), next_l = load(next.l + first_query, n);
+    const Mask none = less_equal(next_l, zero());
+    const Lanes top = max(m, next_m);
+    const Lanes a = exp(sub(m, top)), b = exp(sub(next_m, top));
+    store(into.m + first_query, select(none, m, top), n);
+    store(into.l + first_query, select(none, l, fma(l, a, mul(next_l, b))), n);
+    float scale[kLanes], next_scale[kLanes];
+    store(scale, a);
+    store(next_scale, b);
+    for (int i = 0; i < n; i++) {
+      if (bits(none) >> i & 1) continue;
+      float* o = into.o + size_t(first_query + i) * dim;
+      const float* next_o = next.o + size_t(first_query + i) * dim;
+      for (int d = 0; d < dim; d += kLanes) store(o + d, fma(load(o + d), set1(scale[i]), mul(load(next_o + d), set1(next_scale[i]))));
+    }
+  });
+}
+
+static void finish(const Partial& from, int count, int head_dim, float* out) {
+  const int dim = padded_dim(head_dim);
+  for (int i = 0; i < count; i++) {
+    const float* o = from.o + size_t(i) * dim;
+    const Lanes l = set1(from.l[i]);
+    for_lanes(head_dim, [&](int d, int n) STERNA_BODY { store(out + size_t(i) * head_dim + d, div(load(o + d), l), n); });
+  }
+}
+
+static void to_query(const float* q, int head_dim, uint16_t* out) {
+  for_lanes(head_dim, [&](int d, int n) STERNA_BODY { store_halves(out + d, narrow(load(q + d, n))); });
+}
+
+// Stores a slot's own bytes and nothing beside them: another thread may be writing the neighbour.
+static void store_kv(const float* k, const float* v, int head_dim, int slot, uint8_t* page) {
+  const int dim = padded_dim(head_dim);
+  uint16_t* keys = reinterpret_cast<uint16_t*>(page);
+  uint16_t* values = keys + dim * kPage + (slot / 2 * dim * 2 + slot % 2);
+  for_lanes(head_dim, [&](int d, int n) {
+    uint16_t key[kLanes], value[kLanes];
+    store_halves(key, narrow(load(k + d, n)));
+    store_halves(value, narrow(load(v + d, n)));
+    for (int i = 0; i < kLanes; i += 2) __builtin_memcpy(keys + (d + i) * kPage + slot * 2, key + i, 4);
+    for (int i = 0; i < kLanes; i++) values[(d + i) * 2] = value[i];
+  });
+}
+
+static void fill_attention(Kernels& k) {
+  k.to_query = to_query;
+  k.store_kv = store_kv;
+  k.attend = attend;
+  k.fold = fold;
+  k.finish = finish;
+}

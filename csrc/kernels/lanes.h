@@ -122,5 +122,18 @@ STERNA_INLINE Lanes erf(Lanes x) {
   return select(less(abs(x), set1(1.0f)), near, copy_sign(far, x));
 }
 
+STERNA_INLINE Lanes softcap(Lanes x, float cap) { return mul(set1(cap), tanh(div(x, set1(cap)))); }
+
+// Behind the parameters of a lambda: a call of its own would cost more than what it does.
+#define STERNA_BODY __attribute__((always_inline))
+
+// f(i, count) for i = 0, 16, ... below n; count is 16, or fewer at the end.
+template <typename F>
+STERNA_INLINE void for_lanes(int n, F f) {
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(i, kLanes);
+  if (i < n) f(i, n - i);
+}
+
 }  // namespace
 }  // namespace sterna

@@ -34,6 +34,7 @@ STERNA_INLINE Lanes zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; 
 STERNA_INLINE Lanes set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 STERNA_INLINE Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 STERNA_INLINE Lanes load(const float* p, int n) {
+  if (__builtin_constant_p(n) && n == 16) return load(p);
   const Mask m = first(n);
   return {_mm256_maskload_ps(p, _mm256_castps_si256(m.lo)), _mm256_maskload_ps(p + 8, _mm256_castps_si256(m.hi))};
 }
@@ -42,6 +43,7 @@ STERNA_INLINE void store(float* p, Lanes x) {
   _mm256_storeu_ps(p + 8, x.hi);
 }
 STERNA_INLINE void store(float* p, Lanes x, int n) {
+  if (__builtin_constant_p(n) && n == 16) return store(p, x);
   const Mask m = first(n);
   _mm256_maskstore_ps(p, _mm256_castps_si256(m.lo), x.lo);
   _mm256_maskstore_ps(p + 8, _mm256_castps_si256(m.hi), x.hi);

@@ -1,9 +1,14 @@
 // Lanes (lanes.h) as one 512-bit register; bfloat16 products in one instruction with STERNA_HAS_DPBF16, which flushes subnormals whatever the mode.
 #pragma once
 
-#include <immintrin.h>
-
 #include "matrix.h"
+
+// GCC 12 finds the header's own "undefined" vectors undefined.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
 
 namespace sterna {
 namespace {
@@ -29,9 +34,15 @@ STERNA_INLINE Lanes select(Mask m, Lanes a, Lanes b) { return {_mm512_mask_blend
 STERNA_INLINE Lanes zero() { return {_mm512_setzero_ps()}; }
 STERNA_INLINE Lanes set1(float x) { return {_mm512_set1_ps(x)}; }
 STERNA_INLINE Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
-STERNA_INLINE Lanes load(const float* p, int n) { return {_mm512_maskz_loadu_ps(first(n).v, p)}; }
+STERNA_INLINE Lanes load(const float* p, int n) {
+  if (__builtin_constant_p(n) && n == 16) return load(p);
+  return {_mm512_maskz_loadu_ps(first(n).v, p)};
+}
 STERNA_INLINE void store(float* p, Lanes x) { _mm512_storeu_ps(p, x.v); }
-STERNA_INLINE void store(float* p, Lanes x, int n) { _mm512_mask_storeu_ps(p, first(n).v, x.v); }
+STERNA_INLINE void store(float* p, Lanes x, int n) {
+  if (__builtin_constant_p(n) && n == 16) return store(p, x);
+  _mm512_mask_storeu_ps(p, first(n).v, x.v);
+}
 
 STERNA_INLINE Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
 STERNA_INLINE Lanes sub(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
