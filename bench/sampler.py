@@ -1,8 +1,8 @@
 """The native sampler: microseconds a row on one core, by what the row asks for.
 
-    python bench/sampler.py [--vocab 49152] [--isa avx512] [--rounds 300]
+    python bench/sampler.py [--vocab 49152] [--isa avx512] [--rounds 300] [--logits rows.npy]
 
-Logits have the shape of a chat model's: a bulk of unlikely tokens, and a few that share most of the mass. Each round has other logits; the median counts.
+Unless given, logits have the shape of a chat model's: a bulk of unlikely tokens, and a few that share most of the mass. Each round has other logits; the median counts.
 """
 
 from __future__ import annotations
@@ -57,14 +57,23 @@ def microseconds(params: SamplingParams, top_logprobs: int, logits: NDArray[np.f
     return statistics.median(times) * 1e6
 
 
+def available(isa: str) -> bool:
+    try:
+        _native.Sampler(1, isa)
+    except ValueError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=49_152)
     parser.add_argument("--isa", default=None, help="one of those that this machine has; all by default")
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--logits", default=None, help="float32 (rows, vocab) of a real model, as NumPy saves them")
     args = parser.parse_args()
-    isas = [args.isa] if args.isa else _native.available_isas()
-    logits = chat_logits(16, args.vocab)
+    isas = [args.isa] if args.isa else [isa for isa in ("portable", "avx2", "avx512vnni", "avx512", "amx") if available(isa)]
+    logits = np.load(args.logits) if args.logits else chat_logits(16, args.vocab)
     print(f"{'µs a row':32}" + "".join(f"{isa:>12}" for isa in isas))
     for name, (params, top_logprobs) in CASES.items():
         times = [microseconds(params, top_logprobs, logits, isa, args.rounds) for isa in isas]

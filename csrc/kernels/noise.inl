@@ -199,21 +199,7 @@ static int blocks_at_least(const float* x, int n, float cut, int32_t* blocks) {
   return count;
 }
 
-static Maximum plain_maximum(const float* x, int n) {
-  Maximum m{-__builtin_inff(), 0, false};
-  for (int i = 0; i < n; ++i) {
-    if (x[i] != x[i]) m.has_nan = true;
-    if (x[i] > m.value) m.value = x[i], m.index = i;
-  }
-  return m;
-}
-static double plain_exp_sum(const float* x, int n, float maximum) {
-  double s = 0;
-  for (int i = 0; i < n; ++i) s += __builtin_exp(double(x[i] - maximum));
-  return s;
-}
 static void fill_noise(Kernels& k) {
-  if (!k.maximum) k.maximum = plain_maximum, k.exp_sum = plain_exp_sum;
   k.blocks_at_least = blocks_at_least;
   k.race = race;
 }

@@ -17,8 +17,8 @@ from sterna.executor.native.sampling import to_options
 from sterna.executor.philox import sampling_noise
 from sterna.executor.torch.sampler import Sampler as TorchSampler
 from sterna.protocol.sampling import SamplingParams
+from unit.executor.native.lanes_reference import ISAS
 
-ISAS = _native.available_isas()
 EOS = (5, 6)
 NO_IDS = np.zeros(0, dtype=np.int32)
 Float32Array = NDArray[np.float32]
