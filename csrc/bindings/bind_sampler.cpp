@@ -42,7 +42,7 @@ class BoundSampler {
  private:
   int vocab_size_;
   Sampler sampler_;
-  Sampler::Scratch scratch_;
+  SamplerScratch scratch_;
 };
 
 }  // namespace
@@ -66,9 +66,9 @@ void bind_sampler(nb::module_& m) {
   nb::class_<SampledToken>(m, "SampledToken")
       .def_ro("token", &SampledToken::token)
       .def_ro("nan", &SampledToken::nan)
-      .def_ro("logprob", &SampledToken::logprob)
-      .def_ro("top_ids", &SampledToken::top_ids)
-      .def_ro("top_logprobs", &SampledToken::top_logprobs);
+      .def_prop_ro("logprob", [](const SampledToken& sampled) { return sampled.logprobs.chosen; })
+      .def_prop_ro("top_ids", [](const SampledToken& sampled) { return sampled.logprobs.ids; })
+      .def_prop_ro("top_logprobs", [](const SampledToken& sampled) { return sampled.logprobs.values; });
   nb::class_<BoundSampler>(m, "Sampler")
       .def(nb::init<int, const std::string&>(), "vocab_size"_a, "isa"_a)
       .def("bind", &BoundSampler::bind, "row"_a, "options"_a, "prompt"_a, "output"_a)

@@ -19,7 +19,7 @@ double sum_exp(const std::vector<float>& z) {
 }
 
 // With top_p among those that top_k keeps.
-float top_k_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplingScratch& scratch) {
+float top_k_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplerScratch& scratch) {
   std::vector<float>& values = scratch.values;
   collect(kernels, logits.x, logits.n, lower_bound_of_kth(logits.x, logits.n, options.top_k, values), scratch);
   std::nth_element(values.begin(), values.begin() + (options.top_k - 1), values.end(), std::greater<float>());
@@ -38,7 +38,7 @@ double mass_of(const Kernels& kernels, const Logits& logits, std::vector<float>&
   return kernels.exp_sum(z.data(), logits.n, 0);
 }
 
-float top_p_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplingScratch& scratch) {
+float top_p_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplerScratch& scratch) {
   const double mass = mass_of(kernels, logits, scratch.z), wanted = mass * options.top_p;
   // All that lies deeper than this has less than the rest of the mass together.
   const double deepest = std::max(std::log((mass - wanted) / logits.n) - 0.01, double(kNoHope));
@@ -59,7 +59,7 @@ float Logits::cut(float floor) const {
   return std::nextafter(float(std::max(exact, -double(std::numeric_limits<float>::max()))), -std::numeric_limits<float>::infinity());
 }
 
-Floor filter_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplingScratch& scratch) {
+Floor filter_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplerScratch& scratch) {
   float floor = kNoHope;
   if (options.min_p > 0) floor = std::min(std::max(floor, float(std::log(double(options.min_p)))), 0.0f);
   if (options.top_k > 0 && options.top_k < logits.n) return {std::max(floor, top_k_floor(kernels, options, logits, scratch)), true};

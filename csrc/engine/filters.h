@@ -8,7 +8,7 @@ namespace sterna {
 
 // The noise lies in [kNoiseMin, kNoiseMax] (executor/philox.py), so a z (at most 0) below kNoHope can't win: the likeliest token's worst noise
 // beats it. The margin is for float32 rounding.
-constexpr float kNoiseMin = -2.8525026f, kNoiseMax = 17.328680f, kNoHope = kNoiseMin - kNoiseMax - 0.001f;
+constexpr float kNoiseMin = -2.8523629f, kNoiseMax = 17.328680f, kNoHope = kNoiseMin - kNoiseMax - 0.001f;
 
 struct Logits {
   const float* x;
@@ -27,6 +27,6 @@ struct Floor {
   float z;
   bool collected;
 };
-Floor filter_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplingScratch& scratch);
+Floor filter_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplerScratch& scratch);
 
 }  // namespace sterna

@@ -13,7 +13,8 @@ float Logprobs::of(float logit) const {
   return float(std::max(double(logit) - log_sum_, -double(std::numeric_limits<float>::max())));
 }
 
-void Logprobs::top(int k, std::vector<int32_t>& ids, std::vector<float>& logprobs, SamplingScratch& scratch) const {
+void Logprobs::top(int k, TokenLogprobs& out, SamplerScratch& scratch) const {
+  std::vector<int32_t>& ids = out.ids;
   k = std::min(k, n_);
   if (k <= 0) return;
   const float bound = lower_bound_of_kth(logits_, n_, k, scratch.values);
@@ -29,7 +30,7 @@ void Logprobs::top(int k, std::vector<int32_t>& ids, std::vector<float>& logprob
   std::partial_sort(ids.begin(), kept, ids.end(),
                     [this](int32_t a, int32_t b) { return logits_[a] != logits_[b] ? logits_[a] > logits_[b] : a < b; });
   ids.erase(kept, ids.end());
-  for (int32_t id : ids) logprobs.push_back(of(logits_[id]));
+  for (int32_t id : ids) out.values.push_back(of(logits_[id]));
 }
 
 }  // namespace sterna

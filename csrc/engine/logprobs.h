@@ -6,6 +6,12 @@
 
 namespace sterna {
 
+struct TokenLogprobs {
+  float chosen = 0;
+  std::vector<int32_t> ids;  // of the likeliest tokens, in descending order
+  std::vector<float> values;
+};
+
 class Logprobs {
  public:
   // `maximum` of logits[n]: finite.
@@ -14,7 +20,7 @@ class Logprobs {
   // Finite: the lowest float where a float can't hold it.
   float of(float logit) const;
   // The k largest, the lowest id first among equals. Tokens of logit -inf are left out, so they may be fewer.
-  void top(int k, std::vector<int32_t>& ids, std::vector<float>& logprobs, SamplingScratch& scratch) const;
+  void top(int k, TokenLogprobs& out, SamplerScratch& scratch) const;
 
  private:
   const Kernels& kernels_;

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "filters.h"
-#include "logprobs.h"
 
 namespace sterna {
 namespace {
@@ -86,7 +85,7 @@ void Sampler::set_mask(int row, const uint32_t* mask, size_t words) {
   rows_[size_t(row)]->set_mask(mask, words);
 }
 
-SampledToken Sampler::sample(int row, float* logits, Scratch& scratch) {
+SampledToken Sampler::sample(int row, float* logits, SamplerScratch& scratch) {
   RowState& state = *rows_[size_t(row)];
   scratch.reserve(vocab_size_, 4 * kLargestPiece);
   SampledToken sampled;
@@ -112,14 +111,14 @@ SampledToken Sampler::sample(int row, float* logits, Scratch& scratch) {
   }
   sampled.token = state.options().temperature > 0 ? draw(state, logits, largest, scratch) : largest.index;
   if (logprobs) {
-    sampled.logprob = logprobs->of(raw[sampled.token]);
-    logprobs->top(top, sampled.top_ids, sampled.top_logprobs, scratch);
+    sampled.logprobs.chosen = logprobs->of(raw[sampled.token]);
+    logprobs->top(top, sampled.logprobs, scratch);
   }
   state.append(sampled.token);
   return sampled;
 }
 
-int32_t Sampler::draw(const RowState& row, const float* logits, const Maximum& largest, Scratch& scratch) const {
+int32_t Sampler::draw(const RowState& row, const float* logits, const Maximum& largest, SamplerScratch& scratch) const {
   const SamplingOptions& options = row.options();
   const Logits candidates{logits, vocab_size_, largest.value, options.temperature};
   const Floor floor = filter_floor(kernels_, options, candidates, scratch);

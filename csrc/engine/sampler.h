@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "logprobs.h"
 #include "sampler_state.h"
 #include "selection.h"
 
@@ -16,15 +17,11 @@ namespace sterna {
 struct SampledToken {
   int32_t token = -1;
   bool nan = false;
-  float logprob = 0;  // where asked for; see logprobs.h
-  std::vector<int32_t> top_ids;
-  std::vector<float> top_logprobs;
+  TokenLogprobs logprobs;  // where asked for
 };
 
 class Sampler {
  public:
-  using Scratch = SamplingScratch;  // one per thread
-
   // Throws std::invalid_argument for a vocabulary without tokens. `kernels` must outlive this.
   Sampler(int vocab_size, const Kernels& kernels);
   Sampler(const Sampler&) = delete;
@@ -35,16 +32,18 @@ class Sampler {
   void release(int row);  // idempotent
   bool is_bound(int row) const { return row >= 0 && size_t(row) < rows_.size() && rows_[size_t(row)] != nullptr; }
 
+  bool wants_logprobs(int row) const { return rows_[size_t(row)]->options().top_logprobs >= 0; }  // of a bound row
+
   // Bit t % 32 of word t / 32: token t is allowed; the others count as -inf. Copied; stays until changed or released; nullptr takes it off.
   // Throws std::invalid_argument where the row isn't bound or `words` isn't ceil(vocab / 32).
   void set_mask(int row, const uint32_t* mask, size_t words);
 
   // The next token of a bound row from logits [vocab], which are overwritten; the token counts as output from here on. Different rows may be
   // sampled by different threads at once, each with a scratch of its own, while nobody binds, releases or sets masks.
-  SampledToken sample(int row, float* logits, Scratch& scratch);
+  SampledToken sample(int row, float* logits, SamplerScratch& scratch);
 
  private:
-  int32_t draw(const RowState& row, const float* logits, const Maximum& largest, Scratch& scratch) const;
+  int32_t draw(const RowState& row, const float* logits, const Maximum& largest, SamplerScratch& scratch) const;
 
   const int vocab_size_;
   const Kernels& kernels_;

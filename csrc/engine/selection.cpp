@@ -6,7 +6,7 @@
 
 namespace sterna {
 
-void SamplingScratch::reserve(int vocab_size, int most_contenders) {
+void SamplerScratch::reserve(int vocab_size, int most_contenders) {
   blocks.resize(size_t(vocab_size) / 4 + 16);
   values.reserve(size_t(vocab_size));
   z.resize(size_t(vocab_size));
@@ -36,7 +36,7 @@ float lower_bound_of_kth(const float* x, int n, int k, std::vector<float>& work)
   return work[size_t(k - 1)];
 }
 
-void collect(const Kernels& kernels, const float* x, int n, float cut, SamplingScratch& scratch) {
+void collect(const Kernels& kernels, const float* x, int n, float cut, SamplerScratch& scratch) {
   scratch.num_blocks = kernels.blocks_at_least(x, n, cut, scratch.blocks.data());
   scratch.values.clear();
   for (int b = 0; b < scratch.num_blocks; ++b) {

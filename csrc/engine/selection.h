@@ -8,7 +8,7 @@
 namespace sterna {
 
 // What a thread that samples works in; contents mean nothing between calls.
-struct SamplingScratch {
+struct SamplerScratch {
   std::vector<int32_t> blocks;
   int num_blocks = 0;
   std::vector<float> values;
@@ -23,7 +23,7 @@ struct SamplingScratch {
 float lower_bound_of_kth(const float* x, int n, int k, std::vector<float>& work);
 
 // scratch.blocks, num_blocks: those that hold a value >= cut; scratch.values: those values.
-void collect(const Kernels& kernels, const float* x, int n, float cut, SamplingScratch& scratch);
+void collect(const Kernels& kernels, const float* x, int n, float cut, SamplerScratch& scratch);
 
 // The smallest of z that a nucleus keeps: of those v for which the sum of exp over all larger ones is below `mass`, the smallest. z isn't empty, and is
 // reordered. Whether their sum reaches the mass is the caller's to know.
