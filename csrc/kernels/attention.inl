@@ -110,11 +110,25 @@ static void score_tile(const Queries& queries, int first, int count, const Parts
   }
 }
 
-// The softmax of one query's scores over the keys that it sees: p as bfloat16 for all pages that `tile` touches, m, and l. Changes scores.
-static void weigh_query(float* scores, KeyRange seen, KeyRange tile, uint16_t* p, float* m, float* l) {
-  const int first_page = seen.first_page(), end_page = seen.empty() ? first_page : seen.end_page();
+// p = exp(score - shift) of kPages pages, as bfloat16, and their sum by lanes.
+template <int kPages>
+STERNA_INLINE void weigh_pages(const float* scores, Lanes shift, uint16_t* p, Lanes& sum) {
+  Lanes x[kPages];
+#pragma GCC unroll 8
+  for (int i = 0; i < kPages; i++) x[i] = sub(load(scores + i * kPage), shift);
+  exp_bounded(x);
+#pragma GCC unroll 8
+  for (int i = 0; i < kPages; i++) {
+    const Halves weights = narrow(x[i]);
+    store_halves(p + i * kPage, weights);
+    sum = add(sum, widen(weights));
+  }
+}
+
+// The largest score of one query over the keys that it sees; other scores in their pages become -inf.
+static float top_score(float* scores, KeyRange seen) {
   Lanes best = set1(-kInfinity);
-  for (int page = first_page; page < end_page; page++) {
+  for (int page = seen.first_page(); page < seen.end_page(); page++) {
     Lanes score = load(scores + page * kPage);
     if (page * kPage < seen.begin || page * kPage + kPage > seen.end) {
       const int from = larger(seen.begin - page * kPage, 0), to = smaller(seen.end - page * kPage, kPage);
@@ -123,18 +137,20 @@ static void weigh_query(float* scores, KeyRange seen, KeyRange tile, uint16_t* p
     }
     best = max(score, best);
   }
-  const float top = reduce_max(best);
-  const Lanes shift = set1(top == -kInfinity ? 0.0f : top);  // -inf - -inf would be NaN
+  return reduce_max(best);
+}
+
+// p of one query, as bfloat16, for all pages that `tile` touches; returns their sum. m is the query's top score, and what it does not see is -inf.
+static float weigh_query(const float* scores, float m, KeyRange seen, KeyRange tile, uint16_t* p) {
+  const int end = seen.end_page();
+  const Lanes shift = set1(m == -kInfinity ? 0.0f : m);  // -inf - -inf would be NaN
   Lanes sum = zero();
-  for (int page = tile.first_page(); page < first_page; page++) store_halves(p + page * kPage, narrow(zero()));
-  for (int page = first_page; page < end_page; page++) {
-    const Halves weight = narrow(exp(sub(load(scores + page * kPage), shift)));
-    store_halves(p + page * kPage, weight);
-    sum = add(sum, widen(weight));
-  }
-  for (int page = end_page; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
-  *m = top;
-  *l = reduce_add(sum);
+  int page = tile.first_page();
+  for (; page < seen.first_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  for (; page + kBlockVectors <= end; page += kBlockVectors) weigh_pages<kBlockVectors>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page < end; page++) weigh_pages<1>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  return reduce_add(sum);
 }
 
 // Where kVectors vectors of dims, from dim `at` on, lie in a span's values.
@@ -218,7 +234,9 @@ static void attend_tile(const Queries& queries, const Span& span, int first, int
   if (keys.empty()) keys = {0, 0};
   const Parts parts = parts_of(span, dim, keys);
   score_tile(queries, first, count, parts, scores);
-  for (int i = 0; i < count; i++) weigh_query(scores + i * kSpan, seen[i], keys, p + i * kSpan, out.m + first + i, out.l + first + i);
+  float *m = out.m + first, *l = out.l + first;
+  for (int i = 0; i < count; i++) m[i] = top_score(scores + i * kSpan, seen[i]);
+  for (int i = 0; i < count; i++) l[i] = weigh_query(scores + i * kSpan, m[i], seen[i], keys, p + i * kSpan);
   output_tile(p, parts, dim, keys, count, out.o + size_t(first) * dim);
 }
 
