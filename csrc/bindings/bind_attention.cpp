@@ -4,7 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
+#include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -178,6 +179,28 @@ nb::tuple attend(const std::string& isa, Input<uint16_t, 2> q, Input<int32_t, 1>
   return nb::make_tuple(m, l, o);
 }
 
+// Seconds that it takes to attend over all full spans of pages, one after another, the best of several rounds: for benchmarks.
+double time_attend(const std::string& isa, Input<uint16_t, 2> q, Input<int32_t, 1> positions, Input<uint8_t, 2> pages, int head_dim, int rounds) {
+  const size_t count = q.shape(0), dim = padded_dim(head(size_t(head_dim < 0 ? 0 : head_dim))), span_pages = kSpan / kPage;
+  require(positions.size() == count && q.shape(1) == dim && pages.shape(1) == page_head_bytes(head_dim), "q, positions and pages disagree");
+  require(pages.shape(0) % span_pages == 0 && rounds > 0, "pages of whole spans, and at least one round");
+  std::vector<const uint8_t*> pointers;
+  for (size_t i = 0; i < pages.shape(0); i++) pointers.push_back(pages.data() + i * pages.shape(1));
+  std::vector<float> m(count), l(count), o(count * dim);
+  const Queries queries{q.data(), positions.data(), int32_t(count), head_dim, kNoWindow, 0.125f, 0.0f};
+  const Kernels& kernels = table(isa);
+  nb::gil_scoped_release release;
+  FlushSubnormals flush;
+  double best = 1e30;
+  for (int round = 0; round < rounds; round++) {
+    const auto start = std::chrono::steady_clock::now();
+    for (size_t page = 0; page < pointers.size(); page += span_pages)
+      kernels.attend(queries, Span{pointers.data() + page, int32_t(page * kPage), kSpan}, Partial{m.data(), l.data(), o.data()});
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
 struct Shape {
   int count, head_dim;
 };
@@ -223,6 +246,7 @@ void bind_attention(nb::module_& m) {
   kernels.def("store_kv", &store_kv, "isa"_a, "k"_a, "v"_a, "slot"_a, "page"_a.noconvert(), "Writes into page");
   kernels.def("attend", &attend, "isa"_a, "q"_a, "positions"_a, "pages"_a, "first_key"_a, "num_keys"_a, "head_dim"_a, "window"_a = kNoWindow,
               "scale"_a = 1.0f, "softcap"_a = 0.0f, "pages[pages][page_head_bytes]; returns (m, l, o)");
+  kernels.def("time_attend", &time_attend, "isa"_a, "q"_a, "positions"_a, "pages"_a, "head_dim"_a, "rounds"_a, "Seconds for all spans of pages");
   kernels.def("fold", &fold, "isa"_a, "m"_a.noconvert(), "l"_a.noconvert(), "o"_a.noconvert(), "next_m"_a, "next_l"_a, "next_o"_a, "head_dim"_a,
               "Merges the second partial into the first");
   kernels.def("finish", &finish, "isa"_a, "m"_a, "l"_a, "o"_a, "head_dim"_a);

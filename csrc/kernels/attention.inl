@@ -36,9 +36,33 @@ static KeyRange keys_seen(const Queries& queries, const Span& span, int query) {
   return range.empty() ? KeyRange{0, 0} : range;
 }
 
-// Scores of kQueries queries, q apart by dim, for the keys of kBlockVectors pages; scores of a query are kSpan apart.
+// A span's memory in the order of reading: the keys of each page from `first` to `last`, then the values of each. Decoding waits for memory, so that
+// whoever reads a part asks for the one kAhead later.
+struct Parts {
+  static constexpr int kAhead = 4;
+  const uint8_t* at[2 * kSpanPages + kAhead];
+  int first, last;
+
+  STERNA_INLINE const uint8_t* const* keys(int page) const { return at + (page < first ? first : page > last ? last : page) - first; }
+  STERNA_INLINE const uint8_t* const* values(int page) const { return at + page - first + (last - first + 1); }
+};
+
+static Parts parts_of(const Span& span, int dim, KeyRange keys) {
+  Parts parts;
+  parts.first = keys.first_page(), parts.last = keys.end_page() - 1;
+  int n = 0;
+  for (int page = parts.first; page <= parts.last; page++) parts.at[n++] = span.pages[page];
+  for (int page = parts.first; page <= parts.last; page++) parts.at[n++] = span.pages[page] + size_t(dim) * kPage * 2;
+  for (int i = 0; i < Parts::kAhead && n > 0; i++) parts.at[n + i] = parts.at[n - 1];
+  return parts;
+}
+
+// Scores of kQueries queries, q apart by dim, for the keys of kBlockVectors pages from `page` on; scores of a query are kSpan apart. Pages beyond the
+// parts' ends are taken to be the ends: their scores are not looked at.
 template <int kQueries>
-static void score_block(const uint16_t* q, int dim, const uint8_t* const* pages, const Queries& queries, float* scores) {
+static void score_block(const uint16_t* q, int dim, const Parts& parts, int page, const Queries& queries, float* scores) {
+  const uint8_t *pages[kBlockVectors], *ahead[kBlockVectors];
+  for (int c = 0; c < kBlockVectors; c++) pages[c] = parts.keys(page + c)[0], ahead[c] = parts.keys(page + c)[Parts::kAhead];
   Lanes sums[kQueries][kBlockVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kQueries; r++)
@@ -47,7 +71,10 @@ static void score_block(const uint16_t* q, int dim, const uint8_t* const* pages,
   for (int j = 0; j < dim / 2; j++) {
     Pairs k[kBlockVectors];
 #pragma GCC unroll 8
-    for (int c = 0; c < kBlockVectors; c++) k[c] = load_pairs(pages[c] + size_t(j) * 64);
+    for (int c = 0; c < kBlockVectors; c++) {
+      k[c] = load_pairs(pages[c] + size_t(j) * 64);
+      __builtin_prefetch(ahead[c] + size_t(j) * 64);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kQueries; r++) {
       const Pairs pair = set1_pairs(q + size_t(r) * dim + 2 * j);
@@ -68,29 +95,40 @@ static void score_block(const uint16_t* q, int dim, const uint8_t* const* pages,
   }
 }
 
-// scores[count][kSpan] of the queries from `first` on, for the pages that `keys` touches. Other pages are not read.
-static void score_tile(const Queries& queries, const Span& span, int first, int count, KeyRange keys, float* scores) {
-  using Block = void (*)(const uint16_t*, int, const uint8_t* const*, const Queries&, float*);
+// scores[count][kSpan] of the queries from `first` on, for the pages of `parts`.
+static void score_tile(const Queries& queries, int first, int count, const Parts& parts, float* scores) {
+  using Block = void (*)(const uint16_t*, int, const Parts&, int, const Queries&, float*);
   static constexpr Block kBlocks[] = {score_block<1>,           score_block<at_most(2)>, score_block<at_most(3)>,
                                       score_block<at_most(4)>, score_block<at_most(5)>, score_block<at_most(6)>};
   const int dim = padded_dim(queries.head_dim);
   const uint16_t* q = queries.q + size_t(first) * dim;
-  const int first_page = keys.first_page(), last_page = keys.end_page() - 1;
-  for (int page = first_page / kBlockVectors * kBlockVectors; page <= last_page; page += kBlockVectors) {
-    const uint8_t* pages[kBlockVectors];  // a block's pages beyond the range stand for the range's ends: their scores are not looked at
-    for (int c = 0; c < kBlockVectors; c++) pages[c] = span.pages[smaller(larger(page + c, first_page), last_page)];
+  for (int page = parts.first / kBlockVectors * kBlockVectors; page <= parts.last; page += kBlockVectors) {
     for (int r = 0; r < count; r += kBlockQueries) {
       const int rows = smaller(kBlockQueries, count - r);
-      kBlocks[rows - 1](q + size_t(r) * dim, dim, pages, queries, scores + r * kSpan + page * kPage);
+      kBlocks[rows - 1](q + size_t(r) * dim, dim, parts, page, queries, scores + r * kSpan + page * kPage);
     }
   }
 }
 
-// The softmax of one query's scores over the keys that it sees: p as bfloat16 for all pages that `tile` touches, m, and l. Changes scores.
-static void weigh_query(float* scores, KeyRange seen, KeyRange tile, uint16_t* p, float* m, float* l) {
-  const int first_page = seen.first_page(), end_page = seen.empty() ? first_page : seen.end_page();
+// p = exp(score - shift) of kPages pages, as bfloat16, and their sum by lanes.
+template <int kPages>
+STERNA_INLINE void weigh_pages(const float* scores, Lanes shift, uint16_t* p, Lanes& sum) {
+  Lanes x[kPages];
+#pragma GCC unroll 8
+  for (int i = 0; i < kPages; i++) x[i] = sub(load(scores + i * kPage), shift);
+  exp_bounded(x);
+#pragma GCC unroll 8
+  for (int i = 0; i < kPages; i++) {
+    const Halves weights = narrow(x[i]);
+    store_halves(p + i * kPage, weights);
+    sum = add(sum, widen(weights));
+  }
+}
+
+// The largest score of one query over the keys that it sees; other scores in their pages become -inf.
+static float top_score(float* scores, KeyRange seen) {
   Lanes best = set1(-kInfinity);
-  for (int page = first_page; page < end_page; page++) {
+  for (int page = seen.first_page(); page < seen.end_page(); page++) {
     Lanes score = load(scores + page * kPage);
     if (page * kPage < seen.begin || page * kPage + kPage > seen.end) {
       const int from = larger(seen.begin - page * kPage, 0), to = smaller(seen.end - page * kPage, kPage);
@@ -99,30 +137,41 @@ static void weigh_query(float* scores, KeyRange seen, KeyRange tile, uint16_t* p
     }
     best = max(score, best);
   }
-  const float top = reduce_max(best);
-  const Lanes shift = set1(top == -kInfinity ? 0.0f : top);  // -inf - -inf would be NaN
-  Lanes sum = zero();
-  for (int page = tile.first_page(); page < first_page; page++) store_halves(p + page * kPage, narrow(zero()));
-  for (int page = first_page; page < end_page; page++) {
-    const Halves weight = narrow(exp(sub(load(scores + page * kPage), shift)));
-    store_halves(p + page * kPage, weight);
-    sum = add(sum, widen(weight));
-  }
-  for (int page = end_page; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
-  *m = top;
-  *l = reduce_add(sum);
+  return reduce_max(best);
 }
+
+// p of one query, as bfloat16, for all pages that `tile` touches; returns their sum. m is the query's top score, and what it does not see is -inf.
+static float weigh_query(const float* scores, float m, KeyRange seen, KeyRange tile, uint16_t* p) {
+  const int end = seen.end_page();
+  const Lanes shift = set1(m == -kInfinity ? 0.0f : m);  // -inf - -inf would be NaN
+  Lanes sum = zero();
+  int page = tile.first_page();
+  for (; page < seen.first_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  for (; page + kBlockVectors <= end; page += kBlockVectors) weigh_pages<kBlockVectors>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page < end; page++) weigh_pages<1>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  return reduce_add(sum);
+}
+
+// Where kVectors vectors of dims, from dim `at` on, lie in a span's values.
+struct Values {
+  const Parts& parts;
+  size_t row_bytes;  // of a pair of slots
+  int at;
+  int lines_ahead;  // of a row: what the first to read them asks for
+};
 
 // Adds pairs of keys first .. end - 1 to the sums of kQueries queries for kVectors vectors of dims. `keep` says which slots of a pair count: what lies
 // in the others may be NaN, which a weight of zero would not hide.
 template <int kQueries, int kVectors>
-STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t* p, const uint8_t* const* values, size_t row_bytes, int first, int end,
-                              uint32_t keep) {
+STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t* p, const Values& values, int first, int end, uint32_t keep) {
   for (int pair = first; pair < end; pair++) {
-    const uint8_t* row = values[pair / 8] + size_t(pair % 8) * row_bytes;
+    const uint8_t* const* part = values.parts.values(pair / 8);
+    const size_t row = size_t(pair % 8) * values.row_bytes;
+    for (int line = 0; line < values.lines_ahead; line++) __builtin_prefetch(part[Parts::kAhead] + row + line * 64);
     Pairs v[kVectors];
 #pragma GCC unroll 8
-    for (int c = 0; c < kVectors; c++) v[c] = keep_pairs(load_pairs(row + c * 64), keep);
+    for (int c = 0; c < kVectors; c++) v[c] = keep_pairs(load_pairs(part[0] + row + (values.at + c * kLanes) * 4), keep);
 #pragma GCC unroll 8
     for (int r = 0; r < kQueries; r++) {
       const Pairs weights = set1_pairs(p + r * kSpan + 2 * pair);
@@ -132,45 +181,43 @@ STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t*
   }
 }
 
-// o of kQueries queries, dim apart, for kVectors vectors of dims. values: where those dims begin in each page's V.
+// o[kQueries][dim], 16 * kVectors dims of it.
 template <int kQueries, int kVectors>
-static void output_block(const uint16_t* p, const uint8_t* const* values, int dim, KeyRange keys, float* o) {
+static void output_block(const uint16_t* p, const Values& values, int dim, KeyRange keys, float* o) {
   Lanes sums[kQueries][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kQueries; r++)
 #pragma GCC unroll 8
     for (int c = 0; c < kVectors; c++) sums[r][c] = zero();
-  const size_t row_bytes = size_t(dim) * 4;
   int pair = keys.begin / 2;
-  if (keys.begin % 2) add_values(sums, p, values, row_bytes, pair, pair + 1, 0xffff0000u), pair++;
-  add_values(sums, p, values, row_bytes, pair, keys.end / 2, 0xffffffffu);
-  if (keys.end % 2) add_values(sums, p, values, row_bytes, keys.end / 2, keys.end / 2 + 1, 0x0000ffffu);
+  if (keys.begin % 2) add_values(sums, p, values, pair, pair + 1, 0xffff0000u), pair++;
+  add_values(sums, p, values, pair, keys.end / 2, 0xffffffffu);
+  if (keys.end % 2) add_values(sums, p, values, keys.end / 2, keys.end / 2 + 1, 0x0000ffffu);
   // Adding zero makes one zero of two: whether a sum ends as -0 may depend on how many weights of zero came after it.
 #pragma GCC unroll 8
   for (int r = 0; r < kQueries; r++)
 #pragma GCC unroll 8
-    for (int c = 0; c < kVectors; c++) store(o + size_t(r) * dim + c * kLanes, add(sums[r][c], zero()));
+    for (int c = 0; c < kVectors; c++) store(o + size_t(r) * dim + values.at + c * kLanes, add(sums[r][c], zero()));
 }
 
 template <int kVectors>
-static void output_rows(const uint16_t* p, const uint8_t* const* values, int dim, KeyRange keys, int count, float* o) {
-  using Block = void (*)(const uint16_t*, const uint8_t* const*, int, KeyRange, float*);
+static void output_rows(const uint16_t* p, Values values, int dim, KeyRange keys, int count, float* o) {
+  using Block = void (*)(const uint16_t*, const Values&, int, KeyRange, float*);
   static constexpr Block kBlocks[] = {output_block<1, kVectors>,           output_block<at_most(2), kVectors>, output_block<at_most(3), kVectors>,
                                       output_block<at_most(4), kVectors>, output_block<at_most(5), kVectors>, output_block<at_most(6), kVectors>};
   for (int r = 0; r < count; r += kBlockQueries) {
-    const int rows = smaller(kBlockQueries, count - r);
-    kBlocks[rows - 1](p + r * kSpan, values, dim, keys, o + size_t(r) * dim);
+    kBlocks[smaller(kBlockQueries, count - r) - 1](p + r * kSpan, values, dim, keys, o + size_t(r) * dim);
+    values.lines_ahead = 0;
   }
 }
 
-static void output_tile(const uint16_t* p, const Span& span, int dim, KeyRange keys, int count, float* o) {
-  using Rows = void (*)(const uint16_t*, const uint8_t* const*, int, KeyRange, int, float*);
+static void output_tile(const uint16_t* p, const Parts& parts, int dim, KeyRange keys, int count, float* o) {
+  using Rows = void (*)(const uint16_t*, Values, int, KeyRange, int, float*);
   static constexpr Rows kRows[] = {output_rows<1>, output_rows<smaller(2, kBlockVectors)>, output_rows<smaller(3, kBlockVectors)>,
                                    output_rows<smaller(4, kBlockVectors)>};
   for (int at = 0; at < dim; at += kBlockVectors * kLanes) {
-    const uint8_t* values[kSpanPages];
-    for (int page = keys.first_page(); page < keys.end_page(); page++) values[page] = span.pages[page] + (size_t(dim) * kPage + size_t(at) * 2) * 2;
-    kRows[smaller(kBlockVectors, (dim - at) / kLanes) - 1](p, values, dim, keys, count, o + at);
+    const Values values{parts, size_t(dim) * 4, at, at == 0 ? dim / kLanes : 0};
+    kRows[smaller(kBlockVectors, (dim - at) / kLanes) - 1](p, values, dim, keys, count, o);
   }
 }
 
@@ -185,9 +232,12 @@ static void attend_tile(const Queries& queries, const Span& span, int first, int
     if (!seen[i].empty()) keys = {smaller(keys.begin, seen[i].begin), larger(keys.end, seen[i].end)};
   }
   if (keys.empty()) keys = {0, 0};
-  score_tile(queries, span, first, count, keys, scores);
-  for (int i = 0; i < count; i++) weigh_query(scores + i * kSpan, seen[i], keys, p + i * kSpan, out.m + first + i, out.l + first + i);
-  output_tile(p, span, dim, keys, count, out.o + size_t(first) * dim);
+  const Parts parts = parts_of(span, dim, keys);
+  score_tile(queries, first, count, parts, scores);
+  float *m = out.m + first, *l = out.l + first;
+  for (int i = 0; i < count; i++) m[i] = top_score(scores + i * kSpan, seen[i]);
+  for (int i = 0; i < count; i++) l[i] = weigh_query(scores + i * kSpan, m[i], seen[i], keys, p + i * kSpan);
+  output_tile(p, parts, dim, keys, count, out.o + size_t(first) * dim);
 }
 
 static void attend(const Queries& queries, const Span& span, const Partial& out) {

@@ -11,6 +11,8 @@
 //   add sub mul div sqrt fma(a, b, c) = a * b + c                   rounded once
 //   max(a, b) = a > b ? a : b   min(a, b) = a < b ? a : b           so b where either is NaN
 //   less less_equal (false with NaN)  unordered(a, b)  first(n): lanes below n  both(a, b)  select(m, a, b): a where m  bits(m): lane i is bit i
+//   reduce_add(x)                     by one tree: (((0 + 8) + (4 + 12)) + ((2 + 10) + (6 + 14))) + (the odd lanes alike)
+//   reduce_max(x)                     the same tree of max; no lane is NaN
 //   abs  copy_sign(magnitude, sign)
 //   round_even(x)                     to the nearest integer, ties to even
 //   add_exponent(y, t)                y with the low bits of t's representation, as an integer, added to its exponent
@@ -45,46 +47,36 @@ namespace {
 constexpr int kLanes = 16;
 constexpr float kInfinity = __builtin_inff();
 
-// The one tree: halves are added, then quarters, eighths, sixteenths, so that lane 0 is (((0 + 8) + (4 + 12)) + ((2 + 10) + (6 + 14))) + (the odd ones).
-STERNA_INLINE float reduce_add(Lanes x) {
-  float v[kLanes];
-  store(v, x);
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < half; i++) v[i] += v[i + half];
-  }
-  return v[0];
-}
-
-// No lane is NaN.
-STERNA_INLINE float reduce_max(Lanes x) {
-  float v[kLanes];
-  store(v, x);
-#pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-  }
-  return v[0];
-}
-
-// exp(x) within 1 ulp: x = n * ln 2 + r with |r| <= ln 2 / 2; the polynomial is a minimax fit of (exp(r) - 1 - r) / r^2.
-// +inf above ln(FLT_MAX); 0 where the result would be subnormal (below -126 ln 2, a little is given away); NaN stays NaN.
-STERNA_INLINE Lanes exp(Lanes x) {
+// exp of each of x, up to ln(FLT_MAX), within 1 ulp: x = n * ln 2 + r with |r| <= ln 2 / 2; the polynomial is a minimax fit of (exp(r) - 1 - r) / r^2.
+// 0 where the result would be subnormal (below -126 ln 2, a little is given away); NaN stays NaN. Several at once are written step by step, for the
+// chain of operations is longer than what a processor looks ahead.
+template <int kCount>
+STERNA_INLINE void exp_bounded(Lanes (&x)[kCount]) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer and leaves that in the low bits
-  const Lanes t = fma(x, set1(1.44269504f), set1(kMagic));
-  const Lanes n = sub(t, set1(kMagic));
-  Lanes r = fma(n, set1(-0.693145751953125f), x);
-  r = fma(n, set1(-1.42860677e-6f), r);
-  Lanes q = fma(set1(0.0001979033f), r, set1(0.0013944677f));
-  q = fma(q, r, set1(0.008333497f));
-  q = fma(q, r, set1(0.041666295f));
-  q = fma(q, r, set1(0.16666666f));
-  q = fma(q, r, set1(0.5f));
-  const Lanes y = add(fma(q, mul(r, r), r), set1(1.0f));
-  const Lanes scaled = select(less(x, set1(-87.3365f)), zero(), add_exponent(y, t));
-  return select(less_equal(x, set1(88.7228f)), scaled, add(x, set1(kInfinity)));
+  constexpr float kPolynomial[] = {0.0013944677f, 0.008333497f, 0.041666295f, 0.16666666f, 0.5f};
+  Lanes t[kCount], r[kCount], q[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) t[i] = fma(x[i], set1(1.44269504f), set1(kMagic));
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) r[i] = fma(sub(t[i], set1(kMagic)), set1(-0.693145751953125f), x[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) r[i] = fma(sub(t[i], set1(kMagic)), set1(-1.42860677e-6f), r[i]), q[i] = set1(0.0001979033f);
+#pragma GCC unroll 8
+  for (float coefficient : kPolynomial) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; i++) q[i] = fma(q[i], r[i], set1(coefficient));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) q[i] = add(fma(q[i], mul(r[i], r[i]), r[i]), set1(1.0f));
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) x[i] = select(less_equal(set1(-87.3365f), x[i]), add_exponent(q[i], t[i]), max(zero(), x[i]));
+}
+
+// exp(x) for any x: +inf above ln(FLT_MAX).
+STERNA_INLINE Lanes exp(Lanes x) {
+  Lanes y[] = {x};
+  exp_bounded(y);
+  return select(less(set1(88.7228f), x), set1(kInfinity), y[0]);
 }
 
 // tanh(x) within 2 ulp: an odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) from there.

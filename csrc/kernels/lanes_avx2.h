@@ -62,6 +62,19 @@ STERNA_INLINE Mask less(Lanes a, Lanes b) { return {_mm256_cmp_ps(a.lo, b.lo, _C
 STERNA_INLINE Mask less_equal(Lanes a, Lanes b) { return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ)}; }
 STERNA_INLINE Mask unordered(Lanes a, Lanes b) { return {_mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q)}; }
 
+STERNA_INLINE float reduce_add(__m256 x) {
+  const __m128 fours = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 twos = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
+  return _mm_cvtss_f32(_mm_add_ps(twos, _mm_movehdup_ps(twos)));
+}
+STERNA_INLINE float reduce_add(Lanes x) { return reduce_add(_mm256_add_ps(x.lo, x.hi)); }
+STERNA_INLINE float reduce_max(__m256 x) {
+  const __m128 fours = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 twos = _mm_max_ps(fours, _mm_movehl_ps(fours, fours));
+  return _mm_cvtss_f32(_mm_max_ps(twos, _mm_movehdup_ps(twos)));
+}
+STERNA_INLINE float reduce_max(Lanes x) { return reduce_max(_mm256_max_ps(x.lo, x.hi)); }
+
 STERNA_INLINE Lanes abs(Lanes x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, x.lo), _mm256_andnot_ps(sign, x.hi)};

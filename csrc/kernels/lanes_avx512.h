@@ -57,6 +57,19 @@ STERNA_INLINE Mask less(Lanes a, Lanes b) { return {_mm512_cmp_ps_mask(a.v, b.v,
 STERNA_INLINE Mask less_equal(Lanes a, Lanes b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 STERNA_INLINE Mask unordered(Lanes a, Lanes b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q)}; }
 
+STERNA_INLINE float reduce_add(__m256 x) {
+  const __m128 fours = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 twos = _mm_add_ps(fours, _mm_movehl_ps(fours, fours));
+  return _mm_cvtss_f32(_mm_add_ps(twos, _mm_movehdup_ps(twos)));
+}
+STERNA_INLINE float reduce_add(Lanes x) { return reduce_add(_mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1))); }
+STERNA_INLINE float reduce_max(__m256 x) {
+  const __m128 fours = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 twos = _mm_max_ps(fours, _mm_movehl_ps(fours, fours));
+  return _mm_cvtss_f32(_mm_max_ps(twos, _mm_movehdup_ps(twos)));
+}
+STERNA_INLINE float reduce_max(Lanes x) { return reduce_max(_mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1))); }
+
 STERNA_INLINE Lanes abs(Lanes x) { return {_mm512_abs_ps(x.v)}; }
 STERNA_INLINE Lanes copy_sign(Lanes magnitude, Lanes sign) {
   const __m512i bit = _mm512_set1_epi32(int(0x80000000u));

@@ -67,6 +67,17 @@ STERNA_INLINE Mask less(Lanes a, Lanes b) { STERNA_EACH(Mask, a.v[i] < b.v[i]); 
 STERNA_INLINE Mask less_equal(Lanes a, Lanes b) { STERNA_EACH(Mask, a.v[i] <= b.v[i]); }
 STERNA_INLINE Mask unordered(Lanes a, Lanes b) { STERNA_EACH(Mask, a.v[i] != a.v[i] || b.v[i] != b.v[i]); }
 
+STERNA_INLINE float reduce_add(Lanes x) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) x.v[i] = x.v[i] + x.v[i + half];
+  return x.v[0];
+}
+STERNA_INLINE float reduce_max(Lanes x) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
+  return x.v[0];
+}
+
 STERNA_INLINE float copy_sign(float magnitude, float sign) { return float_of((bits_of(magnitude) & 0x7fffffffu) | (bits_of(sign) & 0x80000000u)); }
 STERNA_INLINE Lanes abs(Lanes x) { STERNA_EACH(Lanes, copy_sign(x.v[i], 0.0f)); }
 STERNA_INLINE Lanes copy_sign(Lanes magnitude, Lanes sign) { STERNA_EACH(Lanes, copy_sign(magnitude.v[i], sign.v[i])); }
