@@ -79,7 +79,7 @@ nb::tuple wait(BoundEngine& self, int64_t number) {
   for (SampledToken& each : result.rows) {
     tokens.push_back(each.token);
     is_nan.push_back(each.nan);
-    if (result.has_logprobs) logprobs.append(nb::make_tuple(each.logprob, to_array(std::move(each.top_ids)), to_array(std::move(each.top_logprobs))));
+    if (result.has_logprobs) logprobs.append(nb::make_tuple(each.logprobs.chosen, to_array(std::move(each.logprobs.ids)), to_array(std::move(each.logprobs.values))));
   }
   return nb::make_tuple(to_array(std::move(tokens)), to_array(std::move(is_nan)), logprobs);
 }

@@ -32,13 +32,11 @@ void Engine::stop() {
 void Engine::bind(int row, const SamplingOptions& options, const int32_t* prompt, size_t prompt_len, const int32_t* output, size_t output_len) {
   std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
   sampler_.bind(row, options, prompt, prompt_len, output, output_len);
-  if (options.top_logprobs >= 0) with_logprobs_.insert(row);
 }
 
 void Engine::release(int row) {
   std::unique_lock<std::shared_mutex> lock(sampler_mutex_);
   sampler_.release(row);
-  with_logprobs_.erase(row);
 }
 
 void Engine::set_mask(int row, const uint32_t* words, size_t count) {
@@ -102,7 +100,7 @@ StepResult Engine::compute(Step& step) {
       if (row.input_from >= 0) step.input_ids[row.first_token] = token_of_last(step.number, row.input_from);
       if (!row.wants_sample) continue;
       if (!sampler_.is_bound(row.pool_index)) throw std::invalid_argument("row " + std::to_string(row.pool_index) + " wants a sample and isn't bound");
-      result.has_logprobs = result.has_logprobs || with_logprobs_.count(row.pool_index) > 0;
+      result.has_logprobs = result.has_logprobs || sampler_.wants_logprobs(row.pool_index);
     }
   }
   forward_.run(step, [&](int row, float* logits, int thread) {

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <shared_mutex>
 #include <thread>
 
@@ -57,8 +56,7 @@ class Engine {
   Forward forward_;
   std::shared_mutex sampler_mutex_;  // shared by those who sample, each another row
   Sampler sampler_;
-  std::vector<Sampler::Scratch> scratch_;
-  std::set<int> with_logprobs_;  // bound rows that ask for them
+  std::vector<SamplerScratch> scratch_;
   // Of the step before, for rows that take its tokens.
   int64_t last_number_ = -1;
   std::vector<int32_t> last_tokens_;

@@ -166,8 +166,8 @@ uint64_t run(const Model& model, const std::string& isa) {
     engine.submit(step);
     for (const SampledToken& each : engine.wait(number).rows) {
       digest = mix(digest, &each.token, sizeof each.token);
-      digest = mix(digest, each.top_ids.data(), each.top_ids.size() * sizeof(int32_t));
-      digest = mix(digest, each.top_logprobs.data(), each.top_logprobs.size() * sizeof(float));
+      digest = mix(digest, each.logprobs.ids.data(), each.logprobs.ids.size() * sizeof(int32_t));
+      digest = mix(digest, each.logprobs.values.data(), each.logprobs.values.size() * sizeof(float));
     }
   }
   return digest;
