@@ -218,6 +218,22 @@ def test_a_model_that_changed_is_another(tmp_path: Path, cache: Path) -> None:
     assert first.path != second.path
 
 
+def test_a_model_that_changes_while_it_is_packed_leaves_no_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_gguf(tmp_path / "a.gguf", "llama", quant="Q8_0")
+    folder = resolve(model, cache)
+    content, fill = model.read_bytes(), pack._fill
+
+    def meanwhile(*args: object) -> None:
+        fill(*args)  # type: ignore[arg-type]
+        model.with_name("new").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        model.with_name("new").replace(model)
+
+    monkeypatch.setattr(pack, "_fill", meanwhile)
+    with pytest.raises(ModelError, match="changed while its weights were being packed"):
+        open_packed(folder, cache, "none")
+    assert not list((cache / "packed").glob("*.packed*"))
+
+
 def damaged_prefix(path: Path) -> None:
     path.write_bytes(b"X" + path.read_bytes()[1:])
 
