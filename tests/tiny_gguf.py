@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import gguf
@@ -11,19 +12,33 @@ import numpy as np
 
 from tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, VARIANTS, FloatArray, Variant, tokenizer, weights
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+}
+
+
+_UNSAYABLE = ("qwen3-bias", "qwen3-moe-some")
+"""llama.cpp reads no biases, and no layers without experts, for these architectures."""
 
 
 def has_gguf(name: str) -> bool:
-    """Whether the format can say what the variant is: it knows no dynamic rope, window layers or other activation for these."""
-    config = VARIANTS[name].config
-    rope = config["rope_parameters"]["rope_type"]
-    return rope != "dynamic" and not config.get("sliding_window") and "hidden_act" not in config and name != "qwen3-bias"
+    """Whether the format can say what the variant is: it knows no dynamic rope or other activation, and for most families no window."""
+    variant = VARIANTS[name]
+    config = variant.config
+    window = bool(config.get("sliding_window")) and variant.family not in ("gemma2", "gemma3")
+    return variant.rope["rope_type"] != "dynamic" and not window and "hidden_act" not in config and name not in _UNSAYABLE
 
 
 def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
     """Write a variant with its matrices as `quant` (a ggml type that the gguf package can make: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0,
-    Q5_1; rows must be multiples of its block), vectors as F32. Returns the path."""
+    Q5_1; rows must be multiples of its block), vectors and routers as F32. Returns the path."""
     if not has_gguf(name):
         raise ValueError(f"{name} can't be said in GGUF")
     variant = VARIANTS[name]
@@ -32,7 +47,7 @@ def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
     _add_tokenizer(writer, variant)
     kind = gguf.GGMLQuantizationType[quant]
     for tensor, values in _tensors(name, variant).items():
-        if values.ndim == 1:
+        if values.ndim == 1 or "ffn_gate_inp" in tensor:
             writer.add_tensor(tensor, values)
         else:
             writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -59,13 +74,23 @@ def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
         writer.add_key_length(variant.head_dim)
         writer.add_value_length(variant.head_dim)
     writer.add_rope_dimension_count(variant.head_dim)
-    rope = config["rope_parameters"]
+    rope = variant.rope
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "num_experts_per_tok" in config:
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if variant.family in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config["sliding_window"])
+    if variant.family == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, variant: Variant) -> None:
@@ -90,17 +115,32 @@ def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
     architecture = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == ARCHITECTURES[variant.family])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors: dict[str, FloatArray] = {}
-    for tensor, values in weights(name).items():
+    for tensor, values in _stacked(weights(name)).items():
         if ARCHITECTURES[variant.family] == "llama" and ".q_proj." in tensor:
             values = _interleave(values, config["num_attention_heads"])
         elif ARCHITECTURES[variant.family] == "llama" and ".k_proj." in tensor:
             values = _interleave(values, config["num_key_value_heads"])
+        if variant.family in ("gemma2", "gemma3") and tensor.endswith("norm.weight"):
+            values = values + np.float32(1.0)
         stored = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
         assert stored is not None, tensor
         tensors[stored] = values
-    if config["rope_parameters"]["rope_type"] == "llama3":
+    if variant.rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = _llama3_factors(variant)
     return tensors
+
+
+def _stacked(weights: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """One tensor for all experts of a layer, under the names that the converter gives before it maps them."""
+    merged: dict[str, FloatArray] = {}
+    stacks: dict[str, list[FloatArray]] = {}
+    for tensor, values in weights.items():
+        if ".experts." in tensor:
+            name = re.sub(r"\.experts\.\d+\.", ".experts.", tensor)
+            stacks.setdefault(re.sub(r"^model\.(.*)\.block_sparse_moe\.", r"\1.feed_forward.", name), []).append(values)
+        else:
+            merged[tensor] = values
+    return merged | {name: np.stack(values) for name, values in stacks.items()}
 
 
 def _interleave(values: FloatArray, heads: int) -> FloatArray:
@@ -110,7 +150,7 @@ def _interleave(values: FloatArray, heads: int) -> FloatArray:
 
 def _llama3_factors(variant: Variant) -> FloatArray:
     """What llama.cpp's converter makes of Llama 3's settings."""
-    rope = variant.config["rope_parameters"]
+    rope = variant.rope
     window, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
     factors = []
     for frequency in 1.0 / rope["rope_theta"] ** (np.arange(0, variant.head_dim, 2) / variant.head_dim):

@@ -51,6 +51,14 @@ _BASE: dict[str, Any] = {
     "eos_token_id": EOS_ID,
 }
 _WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
+_QWEN3_EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 96, "head_dim": 32}
+
+_MODEL_TYPES = {"gemma3": "gemma3_text"}
+"""transformers' `model_type`, where it isn't the family's name."""
+
+
+_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,20 @@ class Variant:
     def config(self) -> dict[str, Any]:
         """config.json's settings, in transformers 5's layout."""
         settings = {**_BASE, **self.changes}
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, **settings.get("rope_parameters", {})}
+        rope = settings.get("rope_parameters", {})
+        # By kind of layer, or for all.
+        settings["rope_parameters"] = rope if "full_attention" in rope else {**_ROPE, **rope}
         return settings
+
+    @property
+    def model_type(self) -> str:
+        return _MODEL_TYPES.get(self.family, self.family)
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The rope's settings; where kinds of layers differ, those of the full ones."""
+        rope: dict[str, Any] = self.config["rope_parameters"]
+        return rope.get("full_attention", rope)
 
     @property
     def head_dim(self) -> int:
@@ -79,6 +99,8 @@ def _scaled(family: str, rope_type: str, **settings: Any) -> Variant:
 
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+_GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
 
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("llama"),
@@ -107,13 +129,37 @@ VARIANTS: dict[str, Variant] = {
     ),
     "qwen3-untied": Variant("qwen3", {"head_dim": 32, "tie_word_embeddings": False}),
     "qwen3-yarn": _scaled("qwen3", "yarn", **_YARN),
+    "mixtral": Variant("mixtral", {**_EXPERTS, "num_local_experts": 4, "sliding_window": None}),
+    "mixtral-window": Variant("mixtral", {**_EXPERTS, "num_local_experts": 4, "sliding_window": 16}),
+    "qwen3-moe": Variant("qwen3_moe", {**_EXPERTS, **_QWEN3_EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-some": Variant("qwen3_moe", {**_EXPERTS, **_QWEN3_EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "gemma2": Variant(
+        "gemma2",
+        {**_GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 6.0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma3": Variant(
+        "gemma3",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 
 
 def weights(name: str) -> dict[str, FloatArray]:
     """A variant's tensors by Hugging Face name, float32."""
     variant = VARIANTS[name]
-    return {tensor: _random(f"{name}/{tensor}", shape, tensor) for tensor, shape in _shapes(variant).items()}
+    values = {tensor: _random(f"{name}/{tensor}", shape, tensor) for tensor, shape in _shapes(variant).items()}
+    if variant.family in ("gemma2", "gemma3"):
+        # Its norms multiply by 1 + weight, and its embeddings by the root of the width.
+        values |= {tensor: norm - np.float32(1.0) for tensor, norm in values.items() if tensor.endswith("norm.weight")}
+        values["model.embed_tokens.weight"] /= np.float32(8.0)
+    return values
 
 
 def weights_sha256(name: str) -> str:
@@ -122,6 +168,11 @@ def weights_sha256(name: str) -> str:
     for tensor, values in sorted(weights(name).items()):
         digest.update(tensor.encode() + values.tobytes())
     return digest.hexdigest()
+
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+_GEMMA_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+_NORMS = {"gemma2": _GEMMA_NORMS, "gemma3": _GEMMA_NORMS}
 
 
 def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
@@ -136,16 +187,31 @@ def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
         if bias:
             shapes[f"{name}.bias"] = (rows,)
 
-    for layer in (f"model.layers.{i}" for i in range(config["num_hidden_layers"])):
-        shapes[f"{layer}.input_layernorm.weight"] = shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+    def gated(at: str, parts: tuple[str, str, str], rows: int, bias: bool) -> None:
+        gate, up, down = parts
+        linear(f"{at}.{gate}", rows, hidden, bias)
+        linear(f"{at}.{up}", rows, hidden, bias)
+        linear(f"{at}.{down}", hidden, rows, bias)
+
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        for norm in _NORMS.get(family, ("input", "post_attention")):
+            shapes[f"{layer}.{norm}_layernorm.weight"] = (hidden,)
         for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
             linear(f"{layer}.self_attn.{part}_proj", rows, hidden, qkv_bias)
         linear(f"{layer}.self_attn.o_proj", hidden, q_rows, config.get("attention_bias", False))
-        if family == "qwen3":
+        if family in ("qwen3", "qwen3_moe", "gemma3"):
             shapes[f"{layer}.self_attn.q_norm.weight"] = shapes[f"{layer}.self_attn.k_norm.weight"] = (variant.head_dim,)
-        for part in ("gate", "up"):
-            linear(f"{layer}.mlp.{part}_proj", inner, hidden, config.get("mlp_bias", False))
-        linear(f"{layer}.mlp.down_proj", hidden, inner, config.get("mlp_bias", False))
+        if family == "mixtral":
+            linear(f"{layer}.block_sparse_moe.gate", config["num_local_experts"], hidden, False)
+            for e in range(config["num_local_experts"]):
+                gated(f"{layer}.block_sparse_moe.experts.{e}", ("w1", "w3", "w2"), inner, False)
+        elif family == "qwen3_moe" and i not in config.get("mlp_only_layers", ()):
+            linear(f"{layer}.mlp.gate", config["num_experts"], hidden, False)
+            for e in range(config["num_experts"]):
+                gated(f"{layer}.mlp.experts.{e}", _GATED, config["moe_intermediate_size"], False)
+        else:
+            gated(f"{layer}.mlp", _GATED, inner, config.get("mlp_bias", False))
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -192,15 +258,34 @@ def torch_model(name: str) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     variant = VARIANTS[name]
-    config = AutoConfig.for_model(variant.family, **variant.config)
+    config = AutoConfig.for_model(variant.model_type, **variant.config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    state = {tensor: torch.from_numpy(values) for tensor, values in weights(name).items()}
+    state = {tensor: torch.from_numpy(values) for tensor, values in _as_transformers_holds(weights(name)).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected
     model.tie_weights()
     model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=0)
     return model.eval()
+
+
+def _as_transformers_holds(weights: dict[str, FloatArray]) -> dict[str, FloatArray]:
+    """Its files have a matrix for each expert, its memory one stack for all, gate above up."""
+    held: dict[str, FloatArray] = {}
+    stacks: dict[str, dict[str, list[FloatArray]]] = {}
+    for tensor, values in weights.items():
+        tensor = tensor.replace("block_sparse_moe", "mlp")
+        at, _, expert = tensor.partition(".experts.")
+        if not expert:
+            held[tensor] = values
+            continue
+        part = expert.split(".")[1]
+        part = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(part, part)
+        stacks.setdefault(at, {}).setdefault(part, []).append(values)
+    for at, parts in stacks.items():
+        held[f"{at}.experts.gate_up_proj"] = np.concatenate([np.stack(parts["gate_proj"]), np.stack(parts["up_proj"])], axis=1)
+        held[f"{at}.experts.down_proj"] = np.stack(parts["down_proj"])
+    return held
 
 
 def write_hf(

@@ -24,8 +24,8 @@ def open_gguf(path: Path) -> tuple[ModelSpec, Family, GGUFFile]:
     source = GGUFFile.open(path)
     family = family_of_gguf(source.metadata)
     shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-    factors = source.float32("rope_freqs.weight").tolist() if "rope_freqs.weight" in shapes else None
-    return family.spec_from_gguf(source.metadata, shapes, context_len=512, rope_factors=factors), family, source
+    tensors = {name: source.float32(name).tolist() for name in shapes if name.startswith("rope_")}
+    return family.spec_from_gguf(source.metadata, shapes, context_len=512, rope_tensors=tensors), family, source
 
 
 def reopened(index: WeightIndex, folder: Path) -> WeightStore:

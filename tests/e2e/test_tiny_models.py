@@ -10,6 +10,7 @@ import tiny_models
 from e2e.conftest import TinyModels
 from e2e.engine import Engine
 from e2e.reference import Reference, assert_agrees
+from sterna.models.registry import FAMILIES
 from tiny_gguf import has_gguf
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "models_tiny_gguf.json").read_text())
@@ -27,11 +28,12 @@ def answers(tiny: TinyModels, model: Path) -> list[list[int]]:
 
 def test_the_variants_cover_what_is_promised() -> None:
     """Families, rope scalings, tied and untied, biases, qk-norm, windows."""
-    configs = [variant.config for variant in tiny_models.VARIANTS.values()]
-    assert {variant.family for variant in tiny_models.VARIANTS.values()} == {"llama", "mistral", "qwen2", "qwen3"}
-    assert {config["rope_parameters"]["rope_type"] for config in configs} == {"default", "linear", "dynamic", "llama3", "yarn"}
+    variants = tiny_models.VARIANTS.values()
+    configs = [variant.config for variant in variants]
+    assert {variant.family for variant in variants} == set(FAMILIES)
+    assert {variant.rope["rope_type"] for variant in variants} == {"default", "linear", "dynamic", "llama3", "yarn"}
     assert {config["tie_word_embeddings"] for config in configs} == {True, False}
-    assert {tiny_models.VARIANTS[name].family for name in GGUF_VARIANTS} == {"llama", "mistral", "qwen2", "qwen3"}
+    assert {tiny_models.VARIANTS[name].family for name in GGUF_VARIANTS} == set(FAMILIES)
     assert any(config.get("attention_bias") and config.get("mlp_bias") for config in configs)
     assert sum(bool(config.get("sliding_window")) for config in configs) >= 3
 

@@ -18,14 +18,12 @@ from sterna.files.gguf import GGUFFile
 from sterna.files.hub import ModelSource
 from sterna.files.safetensors import SafetensorsFolder
 from sterna.models import generation, registry
-from sterna.models.family import Family
+from sterna.models.family import ROPE_TENSORS, Family
 from sterna.models.spec import ModelSpec, RopeDynamic, RopeLinear
 from sterna.models.weights import WeightIndex, index_for_gguf, index_for_hf
 from sterna.text.facts import TextFacts, text_facts_from_folder, text_facts_from_gguf
 from sterna.text.gguf_tokenizer import tokenizer_json_from_gguf
 from sterna.text.tokenizer import Tokenizer
-
-ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ def _parts_of_gguf(path: Path, context_length: int | None) -> _Parts:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     native = family.context_len_from_gguf(metadata)
     context_len = context_length or native
-    factors = tuple(file.float32(ROPE_FACTORS).ravel().tolist()) if ROPE_FACTORS in file.tensors else None
-    spec = family.spec_from_gguf(metadata, shapes, context_len=context_len, rope_factors=factors)
+    rope_tensors = {name: tuple(file.float32(name).ravel().tolist()) for name in ROPE_TENSORS if name in file.tensors}
+    spec = family.spec_from_gguf(metadata, shapes, context_len=context_len, rope_tensors=rope_tensors)
     _check_context(spec, context_len, native)
     return _Parts(
         family=family,
@@ -137,12 +135,11 @@ def _dominating_dtype(weights: WeightIndex) -> str:
 
 
 def _check_context(spec: ModelSpec, context_len: int, native: int) -> None:
-    """Beyond the native context a model has seen no position. Linear and dynamic scaling are made to stretch it by their factor; under yarn
-    and llama3 the native length counts the stretch already. Raises ConfigError."""
-    limit = native
-    rope = spec.layers[0].mixer.rope if spec.layers else None
-    if rope is not None and isinstance(rope.scaling, RopeLinear | RopeDynamic):
-        limit = int(native * rope.scaling.factor)
+    """Beyond the native context a model has seen no position. Linear and dynamic scaling are made to stretch it by their factor; under the
+    other kinds the native length counts the stretch already, and so it does where some layers only are scaled. Raises ConfigError."""
+    scalings = {layer.mixer.rope.scaling for layer in spec.layers if layer.mixer.rope is not None}
+    factors = [scaling.factor if isinstance(scaling, RopeLinear | RopeDynamic) else 1.0 for scaling in scalings]
+    limit = int(native * min(factors, default=1.0))
     if context_len > limit:
         stretched = f" ({native}, stretched by its rope scaling)" if limit != native else ""
         raise ConfigError(f"--context-length {context_len} is more than the model's {limit} tokens{stretched}")

@@ -25,6 +25,11 @@ FAMILIES: dict[str, FamilyRow] = {
     "mistral": FamilyRow("sterna.models.families.mistral", "Mistral", "mistral", "MistralForCausalLM", None),
     "qwen2": FamilyRow("sterna.models.families.qwen2", "Qwen2", "qwen2", "Qwen2ForCausalLM", "qwen2"),
     "qwen3": FamilyRow("sterna.models.families.qwen3", "Qwen3", "qwen3", "Qwen3ForCausalLM", "qwen3"),
+    "qwen3_moe": FamilyRow("sterna.models.families.qwen3_moe", "Qwen3MoE", "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3moe"),
+    # In GGUF, Mixtral's architecture is `llama` too.
+    "mixtral": FamilyRow("sterna.models.families.mixtral", "Mixtral", "mixtral", "MixtralForCausalLM", None),
+    "gemma2": FamilyRow("sterna.models.families.gemma2", "Gemma2", "gemma2", "Gemma2ForCausalLM", "gemma2"),
+    "gemma3": FamilyRow("sterna.models.families.gemma3", "Gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3"),
 }
 
 

@@ -24,7 +24,7 @@ Float32Array = NDArray[np.float32]
 WEIGHTS_FILE = "weights.json"
 
 _HF_HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-_GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
+_GGUF_HARMLESS = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.attn_rot_embd)\.weight")
 """Tensors that say again what the spec's rope says."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import tiny_models
 from sterna.executor.base import STATUS_NAN, STATUS_OK
 from sterna.executor.torch import plan
+from sterna.executor.torch.model import TorchModel
 from sterna.protocol.sampling import SamplingParams
 from unit.executor.torch_driver import CONTEXT, Driver, TinyWeights, random_prompt, tiny_executor
 
@@ -43,6 +45,11 @@ FAMILIES = [
     "qwen2",
     "qwen2-window",
     "qwen3-window",
+    "gemma2",
+    "gemma3",
+    "mixtral-window",
+    "qwen3-moe",
+    "qwen3-moe-some",
 ]
 
 
@@ -52,7 +59,24 @@ def test_greedy_tokens_are_those_of_transformers(variant: str) -> None:
     assert driver.generate(driver.add(PROMPT), NEW) == reference(variant)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_logits_are_those_of_transformers(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    forward = TorchModel.forward
+
+    def recorded(model: TorchModel, *args: Any) -> torch.Tensor:
+        seen.append(forward(model, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(TorchModel, "forward", recorded)
+    driver = Driver(tiny_executor(variant))
+    driver.generate(driver.add(PROMPT), 2)
+    with torch.no_grad():
+        expected = tiny_models.torch_model(variant)(torch.tensor([[*PROMPT, reference(variant)[0]]])).logits[0, -2:]
+    torch.testing.assert_close(torch.cat(seen), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "gemma2"])
 @pytest.mark.parametrize("chunk", [1, 7, 59])
 def test_prefill_in_chunks_gives_the_same_tokens(variant: str, chunk: int) -> None:
     driver = Driver(tiny_executor(variant))
@@ -67,7 +91,7 @@ def test_a_chunk_of_several_spans_gives_the_same_tokens(variant: str, monkeypatc
     assert driver.generate(driver.add(PROMPT), NEW) == reference(variant)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-moe"])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SEEDED], ids=["greedy", "seeded"])
 def test_fifteen_neighbours_change_nothing(variant: str, params: SamplingParams) -> None:
     alone = Driver(tiny_executor(variant))
@@ -198,7 +222,7 @@ def test_a_sample_for_an_unbound_row_fails_the_step() -> None:
         driver.step([(row, 3)])
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3-window"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-window", "gemma2", "qwen3-moe"])
 def test_bfloat16_batches_of_decodes_and_chunks_stay_close_to_float32(variant: str) -> None:
     wide, narrow = Driver(tiny_executor(variant, dtype="bfloat16")), Driver(tiny_executor(variant))
     # Teacher-forced, so that one near tie doesn't send the two ways apart.

@@ -7,7 +7,7 @@ import pytest
 
 from sterna.errors import ModelError
 from sterna.models.registry import FAMILIES, family_of_hf, load_family
-from sterna.models.spec import ModelSpec, RopeDynamic, RopeLinear, RopeLlama3, RopeYarn
+from sterna.models.spec import GatedMLPSpec, ModelSpec, MoESpec, RopeDynamic, RopeLinear, RopeLlama3, RopeSpec, RopeYarn
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -22,11 +22,26 @@ BASE: dict[str, Any] = {
 }
 UNTIED = {"lm_head.weight": (320, 64)}
 ALL = sorted(FAMILIES)
+GEMMAS, EXPERTS = ("gemma2", "gemma3"), ("mixtral", "qwen3_moe")
+NEEDS: dict[str, dict[str, Any]] = {gemma: {"hidden_activation": "silu", "query_pre_attn_scalar": 32} for gemma in GEMMAS}
+NEEDS |= {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+}
+"""What a family's config says beyond `BASE`, for its spec to be like the others'."""
+RENAMED = {(family, "hidden_act"): "hidden_activation" for family in GEMMAS}
+UNDERSTOOD = {
+    "gemma2": {"query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"},
+    "gemma3": {"query_pre_attn_scalar", "final_logit_softcapping"},
+    "mixtral": {"num_local_experts"},
+    "qwen3_moe": {"num_local_experts"},
+}
+"""Settings that one family has words for, and the others refuse."""
 
 
 def config(family: str, **changes: object) -> dict[str, Any]:
     row = FAMILIES[family]
-    return {**BASE, "model_type": row.hf_model_type, "architectures": [row.hf_architecture], **changes}
+    return {**BASE, "model_type": row.hf_model_type, "architectures": [row.hf_architecture], **NEEDS.get(family, {}), **changes}
 
 
 def without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -73,25 +88,39 @@ def test_the_common_dimensions_are_read(family: str) -> None:
     assert (made.vocab_size, made.hidden_size, len(made.layers), made.tied_head) == (320, 64, 3, False)
     mixer, mlp = made.layers[2].mixer, made.layers[2].mlp
     assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, mixer.scale) == (4, 2, 32, pytest.approx(32**-0.5))
-    assert (mlp.intermediate, mlp.activation, made.layers[0].norm_eps, made.final_norm_eps) == (128, "silu", 1e-5, 1e-5)
+    intermediate = NEEDS.get(family, {}).get("moe_intermediate_size", 128)
+    assert (mlp.intermediate, mlp.activation, made.layers[0].norm_eps, made.final_norm_eps) == (intermediate, "silu", 1e-5, 1e-5)
     assert made.kv_groups[0].layers == (0, 1, 2)
     assert made.kv_groups[0].elements_per_token == 3 * 2 * 2 * 32
 
 
 def test_absent_settings_have_the_values_of_transformers_configs() -> None:
     transformers = pytest.importorskip("transformers")
-    classes = {"llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
     optional = ("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act")
-    for family, name in classes.items():
-        bare = without({**config(family), "num_attention_heads": 32, "hidden_size": 1024}, *optional)
-        theirs = getattr(transformers, name)(**bare)
-        mixer = spec(family, bare, context_len=1 << 20).layers[0].mixer
+    for family in ALL:
+        needs = NEEDS.get(family, {})
+        bare = without({**config(family), "num_attention_heads": 32, "hidden_size": 1024, "num_hidden_layers": 8}, *optional, *needs)
+        theirs = transformers.AutoConfig.for_model(**bare)
+        made = spec(family, bare, context_len=1 << 20)
+        mixer = made.layers[0].mixer
         assert mixer.num_kv_heads == theirs.num_key_value_heads, family
-        assert mixer.head_dim == getattr(theirs, "head_dim", 32), family
-        assert mixer.window == (theirs.sliding_window if family == "mistral" else None), family
-        assert spec(family, bare).final_norm_eps == theirs.rms_norm_eps, family
-        assert mixer.rope is not None
-        assert mixer.rope.theta == theirs.rope_parameters["rope_theta"], family
+        assert mixer.head_dim == (getattr(theirs, "head_dim", None) or 32), family
+        assert made.final_norm_eps == theirs.rms_norm_eps, family
+        kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if family == "mistral" else "full_attention"] * 8
+        for kind, layer in zip(kinds, made.layers, strict=True):
+            assert layer.mixer.window == (theirs.sliding_window if kind == "sliding_attention" else None), family
+            assert layer.mixer.rope is not None
+            ropes = theirs.rope_parameters
+            assert layer.mixer.rope.theta == (ropes.get(kind) or ropes)["rope_theta"], family
+        if family in EXPERTS:
+            mlp = made.layers[0].mlp
+            assert (mlp.num_experts, mlp.top_k) == (theirs.num_local_experts, theirs.num_experts_per_tok)
+            assert mlp.intermediate == getattr(theirs, "moe_intermediate_size", 128)
+            assert mlp.normalize == getattr(theirs, "norm_topk_prob", True)
+        if family in GEMMAS:
+            assert mixer.scale == theirs.query_pre_attn_scalar**-0.5
+            assert (mixer.softcap, made.logit_softcap) == (theirs.attn_logit_softcapping, theirs.final_logit_softcapping)
+            assert made.layers[0].mlp.activation == "gelu_tanh"
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -125,6 +154,7 @@ def test_a_dimension_that_is_absent_or_out_of_bounds_is_refused_by_name(family: 
 )
 @pytest.mark.parametrize("family", ALL)
 def test_a_value_that_makes_no_sense_is_refused_by_name(family: str, name: str, value: object) -> None:
+    name = RENAMED.get((family, name), name)
     with pytest.raises(ModelError, match=name):
         spec(family, config(family, **{name: value}))
 
@@ -134,23 +164,26 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
         spec("llama", config("llama", num_attention_heads=6))
 
 
+CHANGING: list[tuple[str, object]] = [
+    ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+    ("pretraining_tp", 2),
+    ("partial_rotary_factor", 0.5),
+    ("attn_logit_softcapping", 50.0),
+    ("final_logit_softcapping", 30.0),
+    ("logits_scaling", 8.0),
+    ("attention_multiplier", 0.01),
+    ("residual_multiplier", 0.2),
+    ("query_pre_attn_scalar", 64),
+    ("use_bidirectional_attention", True),
+    ("num_local_experts", 8),
+    ("no_rope_layers", [1, 1, 0]),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
-        ("pretraining_tp", 2),
-        ("partial_rotary_factor", 0.5),
-        ("attn_logit_softcapping", 50.0),
-        ("final_logit_softcapping", 30.0),
-        ("logits_scaling", 8.0),
-        ("attention_multiplier", 0.01),
-        ("residual_multiplier", 0.2),
-        ("use_bidirectional_attention", True),
-        ("num_local_experts", 8),
-        ("no_rope_layers", [1, 1, 0]),
-    ],
+    ("family", "name", "value"),
+    [(family, name, value) for family in ALL for name, value in CHANGING if name not in UNDERSTOOD.get(family, ())],
 )
-@pytest.mark.parametrize("family", ALL)
 def test_a_setting_that_changes_arithmetic_is_refused_by_name(family: str, name: str, value: object) -> None:
     with pytest.raises(ModelError, match=name):
         spec(family, config(family, **{name: value}))
@@ -158,7 +191,7 @@ def test_a_setting_that_changes_arithmetic_is_refused_by_name(family: str, name:
 
 @pytest.mark.parametrize("family", ALL)
 def test_settings_at_values_that_change_nothing_are_accepted(family: str) -> None:
-    neutral = {"pretraining_tp": 1, "quantization_config": None, "attn_logit_softcapping": None, "partial_rotary_factor": 1.0}
+    neutral = {"pretraining_tp": 1, "quantization_config": None, "clip_qkv": None, "partial_rotary_factor": 1.0}
     assert spec(family, config(family, **neutral)) == spec(family, config(family))
 
 
@@ -180,7 +213,7 @@ def test_a_head_is_untied_exactly_where_there_is_one() -> None:
 def test_biases_are_where_each_family_has_them() -> None:
     def biases(family: str, **changes: object) -> tuple[bool, bool, bool]:
         layer = spec(family, config(family, **changes)).layers[0]
-        return layer.mixer.qkv_bias, layer.mixer.o_bias, layer.mlp.bias
+        return layer.mixer.qkv_bias, layer.mixer.o_bias, getattr(layer.mlp, "bias", False)
 
     assert biases("llama") == (False, False, False)
     assert biases("llama", attention_bias=True) == (True, True, False)
@@ -191,8 +224,21 @@ def test_biases_are_where_each_family_has_them() -> None:
     assert biases("qwen3", attention_bias=True) == (True, True, False)
 
 
-def test_only_qwen3_normalises_queries_and_keys() -> None:
-    assert [family for family in ALL if spec(family, config(family)).layers[0].mixer.qk_norm] == ["qwen3"]
+def test_queries_and_keys_are_normalised_where_each_family_does() -> None:
+    assert {family: spec(family, config(family)).layers[0].mixer.qk_norm for family in ALL} == {
+        **dict.fromkeys(ALL, None),
+        "qwen3": "head",
+        "qwen3_moe": "head",
+        "gemma3": "head",
+    }
+
+
+def test_norms_stand_where_each_family_has_them() -> None:
+    def norms(family: str) -> tuple[bool, bool]:
+        layer = spec(family, config(family)).layers[0]
+        return layer.pre_norm, layer.post_norm
+
+    assert {family: norms(family) for family in ALL} == {**dict.fromkeys(ALL, (True, False)), **dict.fromkeys(GEMMAS, (True, True))}
 
 
 def windows(family: str, *, context_len: int = 1024, **changes: object) -> list[int | None]:
@@ -228,6 +274,103 @@ def test_qwens_windows_follow_the_switch_and_the_layers(family: str) -> None:
         windows(family, **on, layer_types=["chunked_attention"] * 3)
     with pytest.raises(ModelError, match="sliding_window"):
         windows(family, use_sliding_window=True, sliding_window=-1)
+
+
+def test_experts_go_by_either_name_and_within_bounds() -> None:
+    def experts(family: str, **changes: object) -> Any:
+        return spec(family, config(family, **changes)).layers[0].mlp
+
+    mixtral = experts("mixtral", num_local_experts=8, num_experts_per_tok=3)
+    assert mixtral == MoESpec(8, 3, 128, "silu", normalize=True)
+    qwen = {"moe_intermediate_size": 48, "num_experts": 16, "num_experts_per_tok": 4}
+    assert experts("qwen3_moe", **qwen) == MoESpec(16, 4, 48, "silu", normalize=False)
+    assert experts("qwen3_moe", **qwen, num_local_experts=16, norm_topk_prob=True) == MoESpec(16, 4, 48, "silu", normalize=True)
+    for name, value in (
+        ("num_experts", 17),  # beside num_local_experts = 16
+        ("num_local_experts", 1025),
+        ("num_local_experts", 0),
+        ("num_experts_per_tok", 17),
+        ("num_experts_per_tok", 0),
+        ("moe_intermediate_size", 0),
+        ("norm_topk_prob", 1),
+    ):
+        with pytest.raises(ModelError, match=name):
+            experts("qwen3_moe", **{**qwen, "num_local_experts": 16, name: value})
+    with pytest.raises(ModelError, match="num_local_experts: 1024 in each of 1000 layers"):
+        experts("mixtral", num_local_experts=1024, num_hidden_layers=1000)
+
+
+def test_layers_without_experts_are_where_qwen3s_settings_say() -> None:
+    def has_experts(**changes: object) -> list[bool]:
+        made = spec("qwen3_moe", config("qwen3_moe", num_hidden_layers=5, **changes))
+        plain = {layer.mlp for layer in made.layers if isinstance(layer.mlp, GatedMLPSpec)}
+        assert plain <= {GatedMLPSpec(128, "silu")}
+        return [isinstance(layer.mlp, MoESpec) for layer in made.layers]
+
+    assert has_experts() == [True] * 5
+    assert has_experts(mlp_only_layers=[0, 3]) == [False, True, True, False, True]
+    assert has_experts(decoder_sparse_step=2) == [False, True, False, True, False]
+    assert has_experts(decoder_sparse_step=2, mlp_only_layers=[1]) == [False, False, False, True, False]
+    for name, value in (("mlp_only_layers", "0"), ("mlp_only_layers", [0.5]), ("decoder_sparse_step", 0)):
+        with pytest.raises(ModelError, match=name):
+            has_experts(**{name: value})
+
+
+def test_windows_of_models_with_experts_are_on_every_layer() -> None:
+    assert windows("mixtral", sliding_window=128) == [128] * 3
+    assert windows("mixtral") == [None] * 3
+    assert windows("qwen3_moe", sliding_window=128) == [None] * 3
+    assert windows("qwen3_moe", sliding_window=128, use_sliding_window=True) == [128] * 3
+    with pytest.raises(ModelError, match="max_window_layers"):
+        windows("qwen3_moe", sliding_window=128, use_sliding_window=True, max_window_layers=2)
+
+
+def test_gemmas_windows_alternate_or_follow_the_layers() -> None:
+    wide = {"sliding_window": 128, "num_hidden_layers": 7}
+    assert windows("gemma2", **wide) == [128, None, 128, None, 128, None, 128]
+    assert windows("gemma3", **wide) == [128] * 5 + [None, 128]
+    assert windows("gemma3", **wide, sliding_window_pattern=3) == [128, 128, None, 128, 128, None, 128]
+    for family in GEMMAS:
+        assert windows(family, sliding_window=128, layer_types=["full_attention", *["sliding_attention"] * 2]) == [None, 128, 128]
+        assert windows(family, **{**wide, "sliding_window": None}) == [None] * 7
+        with pytest.raises(ModelError, match="layer_types"):
+            windows(family, layer_types=["full_attention"])
+        with pytest.raises(ModelError, match="sliding_window"):
+            windows(family, sliding_window=-1)
+
+
+def test_gemma_scales_embeddings_and_scores_and_caps_scores_and_logits() -> None:
+    made = spec("gemma2", config("gemma2", query_pre_attn_scalar=100, attn_logit_softcapping=40, final_logit_softcapping=20))
+    assert (made.embed_scale, made.logit_softcap) == (8.0, 20.0)
+    assert (made.layers[0].mixer.scale, made.layers[0].mixer.softcap) == (pytest.approx(0.1), 40.0)
+    free = spec("gemma2", config("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None))
+    assert (free.layers[0].mixer.softcap, free.logit_softcap) == (None, None)
+    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+        with pytest.raises(ModelError, match=name):
+            spec("gemma2", config("gemma2", **{name: 0}))
+
+
+def test_gemma_3_has_a_rope_for_each_kind_of_layer_in_either_layout() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = config("gemma3", layer_types=kinds, rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=linear)
+    full, local = {**linear, "rope_theta": 2e6}, {"rope_type": "default", "rope_theta": 3e4}
+    new = config("gemma3", layer_types=kinds, rope_parameters={"full_attention": full, "sliding_attention": local})
+    for settings in (old, new):
+        ropes = [layer.mixer.rope for layer in spec("gemma3", settings).layers]
+        assert ropes == [RopeSpec(3e4, 256), RopeSpec(2e6, 256, RopeLinear(8.0)), RopeSpec(3e4, 256)]
+        assert load_family("gemma3").context_len_from_hf(settings) == 1024
+    for wrong, named in (
+        ({"full_attention": {"rope_type": "longrope"}}, r"rope_parameters\.full_attention\.rope_type"),
+        ({"sliding_attention": {"rope_theta": 1}}, r"rope_parameters\.sliding_attention\.rope_theta"),
+        ({"rope_theta": 1e4}, r"rope_parameters\.rope_theta"),
+    ):
+        with pytest.raises(ModelError, match=named):
+            spec("gemma3", config("gemma3", rope_parameters=wrong))
+    with pytest.raises(ModelError, match="rope_scaling"):
+        spec("gemma3", {**new, "rope_scaling": linear})
+    with pytest.raises(ModelError, match="rope_local_base_freq"):
+        spec("gemma3", config("gemma3", rope_local_base_freq=1))
 
 
 def test_a_window_where_the_family_has_none_is_refused() -> None:

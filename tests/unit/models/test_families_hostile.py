@@ -32,11 +32,15 @@ HF_NAMES = [
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("max_position_embeddings", "rms_norm_eps", "hidden_act", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
     *("attention_bias", "mlp_bias", "rope_theta", "rope_parameters", "tie_word_embeddings", "pretraining_tp", "architectures"),
+    *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"),
 ]
 GGUF_NAMES = [
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count"),
     *("attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.freq_base"),
     *("rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "expert_count"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window_pattern", "rope.freq_base_swa"),
+    *("expert_used_count", "expert_feed_forward_length"),
 ]
 HF_BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -55,12 +59,13 @@ GGUF_BASE: dict[str, Any] = {
     "attention.head_count": 4,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }
+GGUF_NEEDS = {"qwen3moe": {"expert_count": 4, "expert_used_count": 2}}
 
 
 def assert_usable(spec: ModelSpec) -> None:
     assert 1 <= len(spec.layers) <= 1024
-    assert spec.layers[0].mixer.rope is not None
-    inverse_frequencies(spec.layers[0].mixer.rope)
+    for rope in {layer.mixer.rope for layer in spec.layers} - {None}:
+        inverse_frequencies(rope)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -69,7 +74,7 @@ def test_any_config_gives_a_spec_or_a_model_error(name: str) -> None:
 
     @given(changes=st.dictionaries(st.sampled_from(HF_NAMES), VALUES, max_size=3), rope=st.none() | ROPES)
     def attempt(changes: dict[str, Any], rope: dict[str, Any] | None) -> None:
-        config = {**HF_BASE, "model_type": name, "rope_scaling": rope, **changes}
+        config = {**HF_BASE, "model_type": FAMILIES[name].hf_model_type, "rope_scaling": rope, **changes}
         try:
             family = family_of_hf(config)
             context_len = family.context_len_from_hf(config)
@@ -85,13 +90,16 @@ def test_any_config_gives_a_spec_or_a_model_error(name: str) -> None:
     assert outcomes["read"]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", sorted({row.gguf_architecture for row in FAMILIES.values() if row.gguf_architecture}))
 def test_any_metadata_gives_a_spec_or_a_model_error(arch: str) -> None:
     outcomes: Counter[str] = Counter()
 
     @given(changes=st.dictionaries(st.sampled_from(GGUF_NAMES), KINDS | VALUES, max_size=4))
     def attempt(changes: dict[str, Any]) -> None:
-        metadata = {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in {**GGUF_BASE, **changes}.items()}}
+        metadata = {
+            "general.architecture": arch,
+            **{f"{arch}.{name}": value for name, value in {**GGUF_BASE, **GGUF_NEEDS.get(arch, {}), **changes}.items()},
+        }
         try:
             family = family_of_gguf(metadata)
             context_len = family.context_len_from_gguf(metadata)

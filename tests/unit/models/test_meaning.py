@@ -1,4 +1,4 @@
-"""A spec says all there is to say: run by thirty lines of NumPy, it gives the tokens that transformers and llama.cpp give.
+"""A spec says all there is to say: run by a hundred lines of NumPy, it gives the tokens that transformers and llama.cpp give.
 
 The engines have their own tests; this one shows that families, rope and weights are right whichever engine runs them.
 """
@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 import tiny_models
 from sterna.models.rope import inverse_frequencies
-from sterna.models.spec import AttentionSpec, ModelSpec
+from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, RopeSpec
 from sterna.models.weights import WeightStore, index_for_gguf, index_for_hf
 from tiny_gguf import has_gguf, write_gguf
 from tiny_reading import open_gguf, open_hf, reopened
@@ -33,49 +34,98 @@ pytest.importorskip("transformers")
 def logits(spec: ModelSpec, store: WeightStore, ids: list[int]) -> Array:
     """(tokens, vocab), computed in float64."""
     weights = {name: store.float32(name).astype(np.float64) for name in store.names()}
-
-    def linear(x: Array, name: str) -> Array:
-        return x @ weights[name].T + weights.get(f"{name}.bias", np.zeros(()))
-
-    def norm(x: Array, name: str, eps: float) -> Array:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weights[name]
-
-    x = weights["embed"][ids]
+    x = weights["embed"][ids] * spec.embed_scale
     for i, layer in enumerate(spec.layers):
-        at, eps = f"layers.{i}", layer.norm_eps
-        h = norm(x, f"{at}.attn_norm", eps)
-        q, k, v = (linear(h, f"{at}.attn.{part}").reshape(len(ids), -1, layer.mixer.head_dim) for part in "qkv")
-        if layer.mixer.qk_norm:
-            q, k = norm(q, f"{at}.attn.q_norm", eps), norm(k, f"{at}.attn.k_norm", eps)
-        x = x + linear(attend(layer.mixer, q, k, v), f"{at}.attn.o")
-        h = norm(x, f"{at}.mlp_norm", eps)
-        gate = linear(h, f"{at}.mlp.gate")
-        if layer.mlp.activation == "silu":
+        run = Run(weights, layer, f"layers.{i}")
+        x = x + layer.residual_scale * run.normed(run.attention(run.normed(x, "attn_norm")), "attn_post_norm")
+        x = x + layer.residual_scale * run.normed(run.mlp(run.normed(x, "mlp_norm")), "mlp_post_norm")
+    x = norm(x, weights["final_norm"], spec.final_norm_eps)
+    return capped(x @ weights["embed" if spec.tied_head else "head"].T * spec.logit_scale, spec.logit_softcap)
+
+
+def norm(x: Array, weight: Array, eps: float) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def capped(x: Array, cap: float | None) -> Array:
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def softmax(x: Array) -> Array:
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One layer. Whether a norm is there shows in the weights."""
+
+    weights: dict[str, Array]
+    layer: LayerSpec
+    at: str
+
+    def linear(self, x: Array, name: str) -> Array:
+        return x @ self.weights[f"{self.at}.{name}"].T + self.weights.get(f"{self.at}.{name}.bias", np.zeros(()))
+
+    def normed(self, x: Array, name: str) -> Array:
+        weight = self.weights.get(f"{self.at}.{name}")
+        assert (weight is not None) == (self.layer.post_norm if "post" in name else self.layer.pre_norm)
+        return x if weight is None else norm(x, weight, self.layer.norm_eps)
+
+    def attention(self, x: Array) -> Array:
+        mixer = self.layer.mixer
+        parts = {part: self.linear(x, f"attn.{part}") for part in "qkv"}
+        if mixer.qk_norm == "projection":
+            parts |= {part: norm(parts[part], self.weights[f"{self.at}.attn.{part}_norm"], self.layer.norm_eps) for part in "qk"}
+        heads = {part: values.reshape(len(x), -1, mixer.head_dim) for part, values in parts.items()}
+        if mixer.qk_norm == "head":
+            heads |= {part: norm(heads[part], self.weights[f"{self.at}.attn.{part}_norm"], self.layer.norm_eps) for part in "qk"}
+        return self.linear(attend(mixer, heads["q"], heads["k"], heads["v"]), "attn.o")
+
+    def mlp(self, x: Array) -> Array:
+        spec = self.layer.mlp
+        if isinstance(spec, GatedMLPSpec):
+            return self.gated(x, "mlp")
+        probabilities = softmax(self.linear(x, "mlp.router"))
+        chosen = np.argsort(-probabilities, -1, kind="stable")[:, : spec.top_k]
+        shares = np.take_along_axis(probabilities, chosen, -1)
+        if spec.normalize:
+            shares = shares / shares.sum(-1, keepdims=True)
+        rows = [
+            sum(share * self.gated(row, f"mlp.experts.{e}") for e, share in zip(experts, weights, strict=True))
+            for row, experts, weights in zip(x, chosen, shares, strict=True)
+        ]
+        return np.stack(rows)
+
+    def gated(self, x: Array, at: str) -> Array:
+        gate = self.linear(x, f"{at}.gate")
+        if self.layer.mlp.activation == "silu":
             gate = gate / (1 + np.exp(-gate))
         else:
-            assert layer.mlp.activation == "gelu_tanh"
+            assert self.layer.mlp.activation == "gelu_tanh"
             gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-        x = x + linear(gate * linear(h, f"{at}.mlp.up"), f"{at}.mlp.down")
-    return linear(norm(x, "final_norm", spec.final_norm_eps), "embed" if spec.tied_head else "head")
+        return self.linear(gate * self.linear(x, f"{at}.up"), f"{at}.down")
 
 
 def attend(mixer: AttentionSpec, q: Array, k: Array, v: Array) -> Array:
-    assert mixer.rope is not None
     positions = np.arange(len(q))
-    frequencies, scale = inverse_frequencies(mixer.rope)
-    angles = np.tile(positions[:, None] * frequencies, 2)[:, None]
-    half = mixer.rope.dim // 2
-
-    def turn(x: Array) -> Array:
-        return scale * (x * np.cos(angles) + np.concatenate([-x[..., half:], x[..., :half]], -1) * np.sin(angles))
-
+    if mixer.rope is not None:
+        q, k = turned(mixer.rope, q), turned(mixer.rope, k)
     group = mixer.num_heads // mixer.num_kv_heads
-    q, k, v = (x.swapaxes(0, 1) for x in (turn(q), np.repeat(turn(k), group, 1), np.repeat(v, group, 1)))
-    scores = q @ k.swapaxes(1, 2) * mixer.scale
+    q, k, v = (x.swapaxes(0, 1) for x in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
+    scores = capped(q @ k.swapaxes(1, 2) * mixer.scale, mixer.softcap)
     distance = positions[:, None] - positions
     scores[:, (distance < 0) | (distance >= (mixer.window or len(positions)))] = -np.inf
-    probabilities = np.exp(scores - scores.max(-1, keepdims=True))
-    return (probabilities / probabilities.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(positions), -1)
+    return (softmax(scores) @ v).swapaxes(0, 1).reshape(len(positions), -1)
+
+
+def turned(rope: RopeSpec, x: Array) -> Array:
+    frequencies, scale = inverse_frequencies(rope)
+    angles = np.tile(np.arange(len(x))[:, None] * frequencies, 2)[:, None]
+    x, rest = x[..., : rope.dim], x[..., rope.dim :]
+    half = rope.dim // 2
+    x = scale * (x * np.cos(angles) + np.concatenate([-x[..., half:], x[..., :half]], -1) * np.sin(angles))
+    return np.concatenate([x, rest], -1)
 
 
 def assert_greedy(spec: ModelSpec, store: WeightStore, prompt: list[int], ids: list[int], gaps: list[float]) -> None:

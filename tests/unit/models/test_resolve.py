@@ -33,7 +33,7 @@ CONTENT = {"facts.json", "tokenizer.json", "chat_template.jinja", "spec.json", "
 def write_folder(folder: Path, variant: str = "llama", **config: object) -> Path:
     """As `tiny_models.write_hf`, without torch."""
     folder.mkdir(parents=True)
-    settings = {**VARIANTS[variant].config, "model_type": VARIANTS[variant].family, **config}
+    settings = {**VARIANTS[variant].config, "model_type": VARIANTS[variant].model_type, **config}
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer.json").write_text(tokenizer().to_str())
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}))

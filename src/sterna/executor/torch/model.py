@@ -15,21 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from sterna.errors import ModelError
 from sterna.executor.torch.kv_pool import KVPool
 from sterna.executor.torch.linear import Linear
+from sterna.executor.torch.mlp import MLP, load_mlp
 from sterna.executor.torch.plan import Bucket, StepPlan
 from sterna.models.rope import inverse_frequencies
-from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, RopeSpec
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
-
+from sterna.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 
 _MATMUL_ROWS = 4
 """From so many decodes on, two bfloat16 products are up to four times as fast on a CPU as its fused attention, whose tiles are for many
@@ -47,16 +38,16 @@ class WeightSource(Protocol):
 @dataclass(slots=True, frozen=True)
 class _Layer:
     spec: LayerSpec
-    mlp: GatedMLPSpec
-    attn_norm: torch.Tensor
+    attn_norm: torch.Tensor | None
     qkv: Linear
     """Rows of q, k and v; within a head the two halves of each rotary pair are neighbours (`_pair_order`)."""
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    attn_post_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
+    mlp: MLP
+    mlp_post_norm: torch.Tensor | None
 
 
 class TorchModel:
@@ -66,10 +57,10 @@ class TorchModel:
         self.spec = spec
         self.dtype = dtype
         self.device = device
-        load = partial(_load, weights, dtype, device)
+        load, load_norm = partial(_load, weights, dtype, device), partial(_load_norm, weights, dtype, device)
         self._embed = load("embed")
-        self._layers = [_load_layer(load, i, layer) for i, layer in enumerate(spec.layers)]
-        self._final_norm = load("final_norm")
+        self._layers = [_load_layer(load, load_norm, i, layer) for i, layer in enumerate(spec.layers)]
+        self._final_norm = load_norm("final_norm")
         head = self._embed if spec.tied_head else load("head")
         self._head = Linear(head, load("head.bias") if spec.head_bias else None)
         self._group_of = {i: g for g, group in enumerate(spec.kv_groups) for i in group.layers}
@@ -82,16 +73,43 @@ class TorchModel:
         """
         turns = {spec: rope.turns(plan.positions) for spec, rope in self._ropes.items()}
         x = functional.embedding(input_ids, self._embed)
+        if self.spec.embed_scale != 1.0:
+            x *= self.spec.embed_scale
         for i, layer in enumerate(self._layers):
-            group = self._group_of[i]
-            normed = _rms_norm(x, layer.attn_norm, layer.spec.norm_eps)
+            group, eps = self._group_of[i], layer.spec.norm_eps
             turn = None if layer.spec.mixer.rope is None else turns[layer.spec.mixer.rope]
+            normed = _rms_norm(x, layer.attn_norm, eps)
             mixed = _attention(layer, normed, turn, pool.layers[i], plan.write_slots[group], plan.buckets[group])
-            x = layer.o.add_to(x, mixed)
-            normed = _rms_norm(x, layer.mlp_norm, layer.spec.norm_eps)
-            x = layer.down.add_to(x, _gated(layer.mlp, layer.gate_up(normed)))
+            x = _add(layer.spec, x, layer.o, mixed, layer.attn_post_norm)
+            normed = _rms_norm(x, layer.mlp_norm, eps)
+            x = _add(layer.spec, x, layer.mlp, normed, layer.mlp_post_norm)
         last = x.index_select(0, plan.sample_tokens)
-        return self._head(_rms_norm(last, self._final_norm, self.spec.final_norm_eps)).float()
+        return self._logits(_rms_norm(last, self._final_norm, self.spec.final_norm_eps))
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self._head(x).float()
+        if self.spec.logit_scale != 1.0:
+            logits *= self.spec.logit_scale
+        if self.spec.logit_softcap is not None:
+            _softcap(logits, self.spec.logit_softcap)
+        return logits
+
+
+class _AddsTo(Protocol):
+    """`Linear`, or a whole MLP."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + self(x), as a new tensor."""
+        ...
+
+
+def _add(spec: LayerSpec, residual: torch.Tensor, part: _AddsTo, x: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+    """residual + residual_scale * post_norm(part(x))"""
+    if post_norm is None and spec.residual_scale == 1.0:
+        return part.add_to(residual, x)
+    return torch.add(residual, _rms_norm(part(x), post_norm, spec.norm_eps), alpha=spec.residual_scale)
 
 
 class _Rope:
@@ -121,8 +139,10 @@ def _attention(
     heads, kv_heads, width = spec.num_heads, spec.num_kv_heads, spec.head_dim
     fused = layer.qkv(x)
     by_head = fused.view(-1, heads + 2 * kv_heads, width)
-    if layer.q_norm is not None and layer.k_norm is not None:
-        for norm, part in ((layer.q_norm, by_head[:, :heads]), (layer.k_norm, by_head[:, heads : heads + kv_heads])):
+    if spec.qk_norm is not None:
+        ends = (0, heads, heads + kv_heads)
+        for norm, start, end in zip((layer.q_norm, layer.k_norm), ends, ends[1:], strict=False):
+            part = by_head[:, start:end] if spec.qk_norm == "head" else fused[:, start * width : end * width]
             part.copy_(_rms_norm(part, norm, layer.spec.norm_eps))
     if turns is not None:
         _rotate(by_head[:, : heads + kv_heads, : 2 * turns.shape[-1]], turns)
@@ -144,8 +164,11 @@ def _attend(spec: AttentionSpec, queries: torch.Tensor, kv: torch.Tensor, bucket
     keys, values = kv.view(-1, width).index_select(0, bucket.kv_rows(kv_heads)).view(2, batch, kv_heads, length, width)
     q = queries.reshape(batch, count, kv_heads, group, width).transpose(1, 2).reshape(batch, kv_heads, count * group, width)
     mask = bucket.mask(spec.window, group, queries.dtype)
-    if count == 1 and batch >= _MATMUL_ROWS and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+    decodes = count == 1 and batch >= _MATMUL_ROWS and q.dtype == torch.bfloat16 and q.device.type == "cpu"
+    if decodes or spec.softcap is not None:
         scores = torch.matmul(q, keys.transpose(-1, -2)).float().mul_(spec.scale)
+        if spec.softcap is not None:
+            _softcap(scores, spec.softcap)
         if mask is not None:
             scores += mask
         out = torch.matmul(scores.softmax(dim=-1).to(q.dtype), values)
@@ -162,11 +185,17 @@ def _rotate(x: torch.Tensor, turns: torch.Tensor) -> None:
         x.copy_(pairs)
 
 
-def _gated(spec: GatedMLPSpec, gate_up: torch.Tensor) -> torch.Tensor:
-    return _ACTIVATIONS[spec.activation](gate_up[:, : spec.intermediate]).mul_(gate_up[:, spec.intermediate :])
+def _softcap(x: torch.Tensor, cap: float) -> None:
+    """In place."""
+    x.div_(cap).tanh_().mul_(cap)
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """x as it is where there is no norm."""
+    if weight is None:
+        return x
+    if weight.dtype != x.dtype:
+        return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -174,33 +203,41 @@ def _load(weights: WeightSource, dtype: torch.dtype, device: torch.device, name:
     return torch.from_numpy(weights.float32(name)).to(device=device, dtype=dtype)
 
 
-def _load_layer(load: Callable[[str], torch.Tensor], i: int, spec: LayerSpec) -> _Layer:
-    mixer, mlp, at = spec.mixer, spec.mlp, f"layers.{i}"
-    if not isinstance(mlp, GatedMLPSpec):
-        raise ModelError("the torch executor does not run mixtures of experts")
+def _load_norm(weights: WeightSource, dtype: torch.dtype, device: torch.device, name: str) -> torch.Tensor:
+    """In float32 where `dtype` would round it, as it does Gemma's 1 + weight."""
+    exact = torch.from_numpy(weights.float32(name)).to(device)
+    narrow = exact.to(dtype)
+    return narrow if torch.equal(narrow.float(), exact) else exact
+
+
+def _load_layer(load: Callable[[str], torch.Tensor], load_norm: Callable[[str], torch.Tensor], i: int, spec: LayerSpec) -> _Layer:
+    mixer, at = spec.mixer, f"layers.{i}"
     order = _pair_order(mixer)
 
-    def paired(name: str) -> torch.Tensor:
-        stored = load(name)
-        return stored.unflatten(0, (-1, mixer.head_dim))[:, order].flatten(0, 1)
+    def paired(values: torch.Tensor) -> torch.Tensor:
+        return values.unflatten(0, (-1, mixer.head_dim))[:, order].flatten(0, 1)
 
-    def stacked(names: list[str], bias: bool, read: dict[str, Callable[[str], torch.Tensor]]) -> Linear:
-        def cat(suffix: str) -> torch.Tensor:
-            return torch.cat([read.get(name, load)(f"{at}.{name}{suffix}") for name in names])
+    def qkv(suffix: str) -> torch.Tensor:
+        q, k, v = (load(f"{at}.attn.{part}{suffix}") for part in "qkv")
+        return torch.cat([paired(q), paired(k), v])
 
-        return Linear(cat(""), cat(".bias") if bias else None)
+    def norm(name: str, present: bool) -> torch.Tensor | None:
+        return load_norm(f"{at}.{name}") if present else None
+
+    def qk_norm(name: str) -> torch.Tensor | None:
+        return paired(load_norm(f"{at}.attn.{name}")) if mixer.qk_norm is not None else None
 
     return _Layer(
         spec=spec,
-        mlp=mlp,
-        attn_norm=load(f"{at}.attn_norm"),
-        qkv=stacked(["attn.q", "attn.k", "attn.v"], mixer.qkv_bias, {"attn.q": paired, "attn.k": paired}),
-        q_norm=load(f"{at}.attn.q_norm")[order] if mixer.qk_norm else None,
-        k_norm=load(f"{at}.attn.k_norm")[order] if mixer.qk_norm else None,
-        o=stacked(["attn.o"], mixer.o_bias, {}),
-        mlp_norm=load(f"{at}.mlp_norm"),
-        gate_up=stacked(["mlp.gate", "mlp.up"], mlp.bias, {}),
-        down=stacked(["mlp.down"], mlp.bias, {}),
+        attn_norm=norm("attn_norm", spec.pre_norm),
+        qkv=Linear(qkv(""), qkv(".bias") if mixer.qkv_bias else None),
+        q_norm=qk_norm("q_norm"),
+        k_norm=qk_norm("k_norm"),
+        o=Linear(load(f"{at}.attn.o"), load(f"{at}.attn.o.bias") if mixer.o_bias else None),
+        attn_post_norm=norm("attn_post_norm", spec.post_norm),
+        mlp_norm=norm("mlp_norm", spec.pre_norm),
+        mlp=load_mlp(load, f"{at}.mlp", spec.mlp),
+        mlp_post_norm=norm("mlp_post_norm", spec.post_norm),
     )
 
 

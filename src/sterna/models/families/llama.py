@@ -1,20 +1,14 @@
-"""Llama (1 to 3.x) and what was made in its shape (SmolLM2, TinyLlama, …); in GGUF the architecture `llama` is also Mistral's."""
+"""Llama (1 to 3.x) and what was made in its shape (SmolLM2, TinyLlama, …); in GGUF the architecture `llama` is also Mistral's, and
+Mixtral's where it counts experts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sterna.models.families import rope_settings
-from sterna.models.families.dense import (
-    DenseFamily,
-    dense_spec,
-    gguf_dimensions,
-    gguf_fields,
-    hf_dimensions,
-    hf_fields,
-    read_window,
-)
-from sterna.models.family import Settings, Shapes
+from sterna.models.families.dense import DenseFamily, dense_spec
+from sterna.models.families.dimensions import gguf_dimensions, gguf_fields, hf_dimensions, hf_fields
+from sterna.models.families.experts import GGUF_READS, experts_from_gguf
+from sterna.models.families.windows import read_window
+from sterna.models.family import NO_TENSORS, RopeTensors, Settings, Shapes
 from sterna.models.spec import ModelSpec
 from sterna.models.stored import Source, Unpermute
 
@@ -37,15 +31,17 @@ class Llama(DenseFamily):
         )
 
     def spec_from_gguf(
-        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_factors: Sequence[float] | None = None
+        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_tensors: RopeTensors = NO_TENSORS
     ) -> ModelSpec:
         fields = gguf_fields(metadata)
-        dims = gguf_dimensions(fields, tensor_shapes)
+        dims = gguf_dimensions(fields, tensor_shapes, reads=GGUF_READS)
+        experts = experts_from_gguf(fields, dims) if fields.get("expert_count") not in (None, 0) else None
         window = read_window(fields, "attention.sliding_window", None, context_len=context_len)
         return dense_spec(
             dims,
-            rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, factors=rope_factors),
+            rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, tensors=rope_tensors),
             windows=lambda layer: window,
+            mlp=None if experts is None else lambda layer: experts,
             # Llama's GGUFs have no setting for biases: the tensors speak for themselves.
             qkv_bias="blk.0.attn_q.bias" in tensor_shapes,
             o_bias="blk.0.attn_output.bias" in tensor_shapes,

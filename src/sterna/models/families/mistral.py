@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from sterna.models.families import rope_settings
-from sterna.models.families.dense import dense_spec, hf_dimensions, hf_fields, read_window
+from sterna.models.families.dense import dense_spec
+from sterna.models.families.dimensions import hf_dimensions, hf_fields
 from sterna.models.families.llama import Llama
+from sterna.models.families.windows import read_window
 from sterna.models.family import Settings, Shapes
 from sterna.models.spec import ModelSpec
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sterna.models.families import rope_settings
-from sterna.models.families.dense import (
-    DenseFamily,
-    dense_spec,
-    gguf_dimensions,
-    gguf_fields,
-    hf_dimensions,
-    hf_fields,
-    read_window,
-)
-from sterna.models.family import Settings, Shapes
+from sterna.models.families.dense import DenseFamily, dense_spec
+from sterna.models.families.dimensions import gguf_dimensions, gguf_fields, hf_dimensions, hf_fields
+from sterna.models.families.windows import read_window, sliding_layers_from_hf
+from sterna.models.family import NO_TENSORS, RopeTensors, Settings, Shapes
 from sterna.models.fields import Fields
 from sterna.models.spec import ModelSpec
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class Qwen2(DenseFamily):
@@ -33,28 +25,24 @@ class Qwen2(DenseFamily):
         return dense_spec(dims, rope, windows=windows, qkv_bias=True)
 
     def spec_from_gguf(
-        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_factors: Sequence[float] | None = None
+        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_tensors: RopeTensors = NO_TENSORS
     ) -> ModelSpec:
         fields = gguf_fields(metadata)
         dims = gguf_dimensions(fields, tensor_shapes)
         refuse_gguf_window(fields, context_len)
-        rope = rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, factors=rope_factors)
+        rope = rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, tensors=rope_tensors)
         return dense_spec(dims, rope, qkv_bias=True)
 
 
 def layer_windows(fields: Fields, num_layers: int, context_len: int) -> Callable[[int], int | None]:
     """Each layer's window: `use_sliding_window` turns them on, `layer_types` or else `max_window_layers` says where."""
-    sliding = fields.flag("use_sliding_window", False)
-    kinds = fields.get("layer_types")
-    if kinds is None:
-        first = fields.integer("max_window_layers", 28, low=0, high=1 << 20)
-        kinds = [_SLIDING if sliding and layer >= first else _FULL for layer in range(num_layers)]
-    elif not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= {_FULL, _SLIDING}:
-        raise fields.fault("layer_types", f"must be {num_layers} times {_FULL!r} or {_SLIDING!r}")
-    elif _SLIDING in kinds and not sliding:
-        raise fields.fault("layer_types", f"has {_SLIDING!r} where use_sliding_window is false")
-    window = read_window(fields, "sliding_window", 4096, context_len=context_len) if sliding else None
-    return lambda layer: window if kinds[layer] == _SLIDING else None
+    on = fields.flag("use_sliding_window", False)
+    first = fields.integer("max_window_layers", 28, low=0, high=1 << 20)
+    sliding = sliding_layers_from_hf(fields, num_layers, [on and layer >= first for layer in range(num_layers)])
+    if any(sliding) and not on:
+        raise fields.fault("layer_types", "has windows where use_sliding_window is false")
+    window = read_window(fields, "sliding_window", 4096, context_len=context_len) if on else None
+    return lambda layer: window if sliding[layer] else None
 
 
 def refuse_gguf_window(fields: Fields, context_len: int) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sterna.models.families import rope_settings
-from sterna.models.families.dense import dense_spec, gguf_dimensions, gguf_fields, hf_dimensions, hf_fields
+from sterna.models.families.dense import dense_spec
+from sterna.models.families.dimensions import gguf_dimensions, gguf_fields, hf_dimensions, hf_fields
 from sterna.models.families.qwen2 import Qwen2, layer_windows, refuse_gguf_window
-from sterna.models.family import Settings, Shapes
+from sterna.models.family import NO_TENSORS, RopeTensors, Settings, Shapes
 from sterna.models.spec import ModelSpec
 
 
@@ -30,10 +29,10 @@ class Qwen3(Qwen2):
         )
 
     def spec_from_gguf(
-        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_factors: Sequence[float] | None = None
+        self, metadata: Settings, tensor_shapes: Shapes, *, context_len: int, rope_tensors: RopeTensors = NO_TENSORS
     ) -> ModelSpec:
         fields = gguf_fields(metadata)
         dims = gguf_dimensions(fields, tensor_shapes)
         refuse_gguf_window(fields, context_len)
-        rope = rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, factors=rope_factors)
+        rope = rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, tensors=rope_tensors)
         return dense_spec(dims, rope, qk_norm="head")

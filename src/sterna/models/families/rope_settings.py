@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sterna.models.family import Shapes
+from sterna.models.family import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, RopeTensors, Shapes
 from sterna.models.fields import Fields
 from sterna.models.spec import RopeDynamic, RopeFactors, RopeLinear, RopeLlama3, RopeScaling, RopeSpec, RopeYarn
 
@@ -33,27 +33,40 @@ _GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-def rope_from_hf(config: Fields, *, head_dim: int, context_len: int) -> RopeSpec:
+def rope_from_hf(config: Fields, *, head_dim: int, context_len: int, default_theta: float = DEFAULT_THETA) -> RopeSpec:
     """The rope of a config.json. Precedence of the places is transformers': `rope_scaling`, `rope_parameters`, the top level."""
     config.refuse({"partial_rotary_factor": (1.0,), "rope_interleaved": (False,)})
-    theta = config.number("rope_theta", DEFAULT_THETA, low=1.0, high=_MAX_THETA)
     settings = config.mapping("rope_scaling") or config.mapping("rope_parameters")
+    theta = theta_from_hf(config, settings, default_theta)
     if settings is None:
-        return RopeSpec(_checked_theta(config, theta), head_dim)
-    theta = settings.number("rope_theta", theta, low=1.0, high=_MAX_THETA)
-    return RopeSpec(_checked_theta(settings, theta), head_dim, _scaling_from_hf(config, settings, head_dim, context_len))
+        return RopeSpec(theta, head_dim)
+    return RopeSpec(theta, head_dim, scaling_from_hf(config, settings, head_dim=head_dim, context_len=context_len))
 
 
-def rope_from_gguf(metadata: Fields, shapes: Shapes, *, head_dim: int, factors: Sequence[float] | None) -> RopeSpec:
-    """The rope of a GGUF (`metadata` prefixed with the architecture), as llama.cpp reads it; `factors` are `rope_freqs.weight`."""
-    if factors is None and "rope_freqs.weight" in shapes:
-        raise metadata.fault("rope.scaling.type", "the file scales rope by rope_freqs.weight, whose contents were not given")
+def theta_from_hf(config: Fields, settings: Fields | None, default: float = DEFAULT_THETA, *, name: str = "rope_theta") -> float:
+    """The base: that of the nested `settings`, or else `name` at the top level."""
+    theta = config.number(name, default, low=1.0, high=_MAX_THETA)
+    if settings is None:
+        return _checked_theta(config, theta, name)
+    return _checked_theta(settings, settings.number("rope_theta", theta, low=1.0, high=_MAX_THETA))
+
+
+def rope_from_gguf(metadata: Fields, shapes: Shapes, *, head_dim: int, tensors: RopeTensors) -> RopeSpec:
+    """The rope of a GGUF (`metadata` prefixed with the architecture), as llama.cpp reads it; factors may lie in a tensor."""
+    for name in (ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT):
+        if name in shapes:
+            raise metadata.fault("rope.scaling.type", f"the file scales rope by {name}, which is not supported for this architecture")
+    if ROPE_FREQS in shapes and ROPE_FREQS not in tensors:
+        raise metadata.fault("rope.scaling.type", f"the file scales rope by {ROPE_FREQS}, whose contents were not given")
     metadata.refuse({"rope.dimension_count": (head_dim, 0), **_GGUF_NEUTRAL})
-    theta = _checked_theta(metadata, metadata.number("rope.freq_base", DEFAULT_THETA, low=1.0, high=_MAX_THETA), "rope.freq_base")
     scaling = _scaling_from_gguf(metadata)
-    if factors is not None:
-        scaling = _with_factors(metadata, scaling, factors, head_dim)
-    return RopeSpec(theta, head_dim, scaling)
+    if ROPE_FREQS in tensors:
+        scaling = _with_factors(metadata, scaling, tensors[ROPE_FREQS], head_dim)
+    return RopeSpec(theta_from_gguf(metadata), head_dim, scaling)
+
+
+def theta_from_gguf(metadata: Fields, name: str = "rope.freq_base", default: float = DEFAULT_THETA) -> float:
+    return _checked_theta(metadata, metadata.number(name, default, low=1.0, high=_MAX_THETA), name)
 
 
 def context_len_from_hf(config: Fields) -> int:
@@ -64,7 +77,7 @@ def context_len_from_hf(config: Fields) -> int:
     """
     length = config.integer("max_position_embeddings", high=MAX_CONTEXT)
     settings = config.mapping("rope_scaling") or config.mapping("rope_parameters")
-    if settings is not None and _kind(settings) == "yarn":
+    if settings is not None and rope_kind(settings) == "yarn":
         original = _original_window(config, settings)
         length = max(length, int(original * settings.number("factor", 1.0, low=1.0, high=_MAX_FACTOR)))
     return min(length, MAX_CONTEXT)
@@ -86,7 +99,8 @@ def _checked_theta(where: Fields, theta: float, name: str = "rope_theta") -> flo
     return theta
 
 
-def _kind(settings: Fields) -> str:
+def rope_kind(settings: Fields) -> str:
+    """transformers' name of it; older configs say `type`."""
     return settings.text("rope_type", settings.text("type", "default"))
 
 
@@ -100,8 +114,9 @@ def _factor(settings: Fields, default: float | None = None) -> float:
     return settings.number("factor", default, low=1.0, high=_MAX_FACTOR)
 
 
-def _scaling_from_hf(config: Fields, settings: Fields, head_dim: int, context_len: int) -> RopeScaling | None:
-    kind = _kind(settings)
+def scaling_from_hf(config: Fields, settings: Fields, *, head_dim: int, context_len: int) -> RopeScaling | None:
+    """What `settings`, the nested ones, stretch rope by; None where they don't."""
+    kind = rope_kind(settings)
     if kind not in _HF_KEYS:
         raise settings.fault("rope_type", f"{kind!r} is not supported (supported: {', '.join(_HF_KEYS)})")
     for name in settings.names():
@@ -176,13 +191,13 @@ def _scaling_from_gguf(metadata: Fields) -> RopeScaling | None:
 
 def _with_factors(metadata: Fields, scaling: RopeScaling | None, factors: Sequence[float], head_dim: int) -> RopeFactors:
     if len(factors) * 2 != head_dim:
-        raise metadata.fault("rope.dimension_count", f"rope_freqs.weight has {len(factors)} factors for {head_dim // 2} pairs")
+        raise metadata.fault("rope.dimension_count", f"{ROPE_FREQS} has {len(factors)} factors for {head_dim // 2} pairs")
     if not all(1e-6 < value < 1e6 for value in factors):
-        raise metadata.fault("rope.scaling.factor", "rope_freqs.weight holds factors that are not positive numbers")
+        raise metadata.fault("rope.scaling.factor", f"{ROPE_FREQS} holds factors that are not positive numbers")
     match scaling:
         case None:
             return RopeFactors(tuple(float(value) for value in factors))
         case RopeLinear(factor=stretch):
             return RopeFactors(tuple(float(value) * stretch for value in factors))
         case _:
-            raise metadata.fault("rope.scaling.type", "yarn together with rope_freqs.weight is not supported")
+            raise metadata.fault("rope.scaling.type", f"yarn together with {ROPE_FREQS} is not supported")
