@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -66,15 +66,26 @@ def open_packed(folder: Path, cache_dir: Path, quantization: Quantization) -> Pa
     index = WeightIndex.load(folder)
     header = plan(index, _load_spec(folder), quantization)
     root = cache_dir / cache.PACKED_DIR
-    key = _key(index, quantization, content_hash({Path(entry.file) for entry in index.entries.values()}, root))
+    files = frozenset(Path(entry.file) for entry in index.entries.values())
+    content = content_hash(files, root)
+    key = _key(index, quantization, content)
     found = _map_existing(root, key, header)
     if found is not None:
         return found
-    label = cache.label_of(ModelConfig.load(folder).name)
     try:
-        return _make(folder, header, root, label, key)
+        return _make(_Source(folder, files, content), header, root, key)
     except OSError as fault:
         return _make_in_memory(folder, header, f"{fault.filename or root}: {fault.strerror or fault}")
+
+
+class _Source(NamedTuple):
+    """What a packed file is made from."""
+
+    folder: Path
+    """The resolved model."""
+    files: frozenset[Path]
+    content: str
+    """`content_hash` of `files`, which the key says."""
 
 
 def plan(index: WeightIndex, spec: ModelSpec, quantization: Quantization) -> PackedHeader:
@@ -124,8 +135,9 @@ def _map_existing(root: Path, key: str, header: PackedHeader) -> PackedModel | N
     return None
 
 
-def _make(folder: Path, header: PackedHeader, root: Path, label: str, key: str) -> PackedModel:
-    """Raises OSError where the cache can't take it."""
+def _make(source: _Source, header: PackedHeader, root: Path, key: str) -> PackedModel:
+    """Raises OSError where the cache can't take it, ModelError as `open_packed` does and for files that change meanwhile."""
+    label = cache.label_of(ModelConfig.load(source.folder).name)
     path = root / f"{label}-{key}{PACKED_SUFFIX}"
     root.mkdir(parents=True, exist_ok=True)
     with cache.exclusive(root / f"{label}.lock", f"waiting: another start of Sterna is packing the weights of {label}"):
@@ -141,8 +153,10 @@ def _make(folder: Path, header: PackedHeader, root: Path, label: str, key: str) 
         log.info("packing weights once: %s into %s", show_bytes(size), path)
         with _whole_file(path) as file:
             file.write(before)
-            _fill(folder, header, file, len(before))
+            _fill(source.folder, header, file, len(before))
             file.truncate(size)  # the last blob's padding
+            if content_hash(source.files, root) != source.content:
+                raise ModelError(f"{label}: the model's files changed while its weights were being packed")
         try:
             return PackedModel.map(path, header)
         except Damaged as fault:

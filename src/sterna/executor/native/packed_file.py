@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -78,24 +79,22 @@ def prelude(header: PackedHeader) -> bytes:
     return content.ljust(align(len(content), DATA_ALIGNMENT), b"\0")
 
 
-def read_header(path: Path) -> PackedHeader:
-    """Raises Damaged for a file that isn't a whole one of this version, OSError where it can't be read."""
-    with path.open("rb") as file:
-        start = file.read(_PREFIX.size)
-        if len(start) < _PREFIX.size:
-            raise Damaged("it is cut short")
-        magic, version, length, digest = _PREFIX.unpack(start)
-        if magic != MAGIC or version != VERSION:
-            raise Damaged("it isn't a file of packed weights of this version")
-        encoded = file.read(length)
-        size = file.seek(0, 2)
+def _read_header(file: IO[bytes]) -> PackedHeader:
+    """Raises Damaged for a file that isn't a whole one of this version."""
+    start = file.read(_PREFIX.size)
+    if len(start) < _PREFIX.size:
+        raise Damaged("it is cut short")
+    magic, version, length, digest = _PREFIX.unpack(start)
+    if magic != MAGIC or version != VERSION:
+        raise Damaged("it isn't a file of packed weights of this version")
+    encoded = file.read(length)
     if hashlib.sha256(encoded).digest() != digest:
         raise Damaged("its header is damaged")
     try:
         header = msgspec.msgpack.decode(encoded, type=PackedHeader)
     except msgspec.MsgspecError as fault:
         raise Damaged(f"its header is damaged: {fault}") from fault
-    expected = align(_PREFIX.size + length, DATA_ALIGNMENT) + header.data_bytes
+    size, expected = file.seek(0, os.SEEK_END), align(_PREFIX.size + length, DATA_ALIGNMENT) + header.data_bytes
     if size != expected:
         raise Damaged(f"it has {size} bytes instead of {expected}")
     return header
@@ -115,10 +114,10 @@ class PackedModel:
     @staticmethod
     def map(path: Path, expected: PackedHeader) -> PackedModel:
         """Map a file that was made for `expected`. Raises Damaged where it wasn't or isn't whole, OSError where it can't be read."""
-        header = read_header(path)
-        if header != expected:
-            raise Damaged("it was made for another model")
         with path.open("rb") as file:
+            header = _read_header(file)
+            if header != expected:
+                raise Damaged("it was made for another model")
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if hasattr(memory, "madvise"):
             memory.madvise(mmap.MADV_WILLNEED)  # from a cold disk: in long reads, ahead of the first forward

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from unit.executor.native.unpack import unpack
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
+DOCS = Path(__file__).parents[4] / "docs" / "weights.md"
 BLOCK_TYPES = [name for name, source in SOURCE_TYPES.items() if not source.is_floats]
 AS_BF16, AS_INT8, AS_INT4 = Format(BF16, False, False, 32), Format(INT8, False, False, 32), Format(INT4, True, False, 32)
 FLOAT_FORMATS = (AS_BF16, AS_INT8, AS_INT4)
@@ -63,6 +66,24 @@ def test_every_block_type_is_tried() -> None:
 def test_a_types_block_has_ggmls_size(kind: str) -> None:
     source = SOURCE_TYPES[kind]
     assert (source.block_cols, source.block_bytes) == GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+
+
+def test_the_table_for_users_says_what_is_done() -> None:
+    rows = [
+        line.split("|")[1:-1] for line in DOCS.read_text().split("## What becomes")[1].split("## ")[0].splitlines() if line.startswith("| ")
+    ]
+    table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in row] for row in rows[1:])}
+    assert set(table) == set(SOURCE_TYPES)
+    for kind, (packed, scale, minimum, exact, stored, used) in table.items():
+        source = SOURCE_TYPES[kind]
+        form = source.format
+        precision = "float32" if form.float32_scales else "float16"
+        assert packed == {INT4: "int4", INT8: "int8", BF16: "bfloat16"}[form.quant]
+        assert scale == ("" if form.quant == BF16 else f"{precision} per {form.scale_group}")
+        assert minimum == (precision if form.has_min else "")
+        assert (exact == "yes") == (not source.is_floats or kind == "BF16")
+        assert float(stored) == pytest.approx(source.block_bytes / source.block_cols, abs=1e-4)
+        assert float(used) == pytest.approx(_native.matrix_bytes(form, 1024, 1024) / 1024**2, abs=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 37])

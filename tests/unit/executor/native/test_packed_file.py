@@ -70,8 +70,11 @@ def nearest_bfloat16(values: FloatArray) -> FloatArray:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32"])
-@pytest.mark.parametrize("variant", ["llama-untied", "qwen2"])
+GGUF_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32")
+FAMILIES = ("qwen2", "qwen3-untied", "mixtral", "qwen3-moe", "gemma2", "gemma3")
+
+
+@pytest.mark.parametrize(("variant", "quant"), [("llama-untied", quant) for quant in GGUF_TYPES] + [(name, "Q4_1") for name in FAMILIES])
 def test_every_weight_of_a_gguf_is_there_with_its_numbers(tmp_path: Path, cache: Path, variant: str, quant: str) -> None:
     folder = resolve(write_gguf(tmp_path / "tiny.gguf", variant, quant=quant), cache)
     packed, store = open_packed(folder, cache, "none"), WeightStore.open(folder)
@@ -79,15 +82,19 @@ def test_every_weight_of_a_gguf_is_there_with_its_numbers(tmp_path: Path, cache:
     vectors = set(store.names()) - matrices
     assert set(packed.header.matrices) == matrices
     assert set(packed.header.vectors) == vectors
+    assert {store.index.entries[name].dtype for name in matrices} >= {quant}
     for name in vectors:
         np.testing.assert_array_equal(packed.vector(name), store.float32(name))
     for name in matrices:
         expected = store.float32(name)
-        np.testing.assert_array_equal(unpacked(packed, name), nearest_bfloat16(expected) if quant in ("F16", "F32") else expected)
+        if store.index.entries[name].dtype in ("F16", "F32"):
+            expected = nearest_bfloat16(expected)
+        np.testing.assert_array_equal(unpacked(packed, name), expected)
 
 
-def test_a_bfloat16_checkpoint_is_kept_exactly(tmp_path: Path, cache: Path) -> None:
-    folder = resolve(write_hf(tmp_path / "tiny", "qwen3-untied", dtype="bfloat16"), cache)
+@pytest.mark.parametrize("variant", ["qwen3-untied", "mixtral"])
+def test_a_bfloat16_checkpoint_is_kept_exactly(tmp_path: Path, cache: Path, variant: str) -> None:
+    folder = resolve(write_hf(tmp_path / "tiny", variant, dtype="bfloat16"), cache)
     packed, store = open_packed(folder, cache, "none"), WeightStore.open(folder)
     for name, record in packed.header.matrices.items():
         assert record.quant == BF16
@@ -216,6 +223,22 @@ def test_a_model_that_changed_is_another(tmp_path: Path, cache: Path) -> None:
     model.write_bytes(content)
     second = open_packed(resolve(model, cache), cache, "none")
     assert first.path != second.path
+
+
+def test_a_model_that_changes_while_it_is_packed_leaves_no_file(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_gguf(tmp_path / "a.gguf", "llama", quant="Q8_0")
+    folder = resolve(model, cache)
+    content, fill = model.read_bytes(), pack._fill
+
+    def meanwhile(*args: object) -> None:
+        fill(*args)  # type: ignore[arg-type]
+        model.with_name("new").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        model.with_name("new").replace(model)
+
+    monkeypatch.setattr(pack, "_fill", meanwhile)
+    with pytest.raises(ModelError, match="changed while its weights were being packed"):
+        open_packed(folder, cache, "none")
+    assert not list((cache / "packed").glob("*.packed*"))
 
 
 def damaged_prefix(path: Path) -> None:
