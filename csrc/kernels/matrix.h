@@ -1,16 +1,17 @@
 // How weights and activations lie in memory. Every instruction set reads the same layout, so a packed file serves any machine.
 //
 // A matrix is (rows, cols) = (outputs, inputs), y = W x. It is cut into blocks of 16 rows, stored one after the other; rows are padded with
-// zeros to whole blocks, columns to whole groups of 32. Within a block, for the int formats:
+// zeros to whole blocks, columns to whole groups of 32. Within a block, for the int formats, group after group (so that a block is one stream of
+// reading), each:
 //
-//   quants   per group of 32 columns. int4: 256 bytes = 4 vectors of 64; in vector j, bytes 4r .. 4r+3 belong to row r of the block; their low
-//            nibbles are columns 4j .. 4j+3 of the group, their high nibbles columns 16+4j .. 16+4j+3.
+//   quants   int4: 256 bytes = 4 vectors of 64; in vector j, bytes 4r .. 4r+3 belong to row r of the block; their low nibbles are columns
+//            4j .. 4j+3 of the group, their high nibbles columns 16+4j .. 16+4j+3.
 //            int8: 512 bytes = 8 vectors of 64; bytes 4r .. 4r+3 of vector j are columns 4j .. 4j+3 of row r.
-//   scales   [groups * 32 / scale_group][16 rows], float16 or float32
+//   scales   [32 / scale_group][16 rows], float16 or float32
 //   minimums the same, where has_min
 //
-// and padding to a multiple of 64 bytes. A weight is d * q + m with has_min, else d * (q - zero), where q is the unsigned number stored (int4:
-// 0 .. 15, int8: 0 .. 255) and zero is 8 or 128. For bf16: [padded_cols / 2][16 rows][2 columns] of bfloat16.
+// and at its end padding to a multiple of 64 bytes. A weight is d * q + m with has_min, else d * (q - zero), where q is the unsigned number stored
+// (int4: 0 .. 15, int8: 0 .. 255) and zero is 8 or 128. For bf16 a block is [padded_cols / 2][16 rows][2 columns] of bfloat16.
 #pragma once
 
 #include <cstddef>
@@ -39,32 +40,38 @@ struct Matrix {
   STERNA_INLINE int groups() const { return (cols + kGroup - 1) / kGroup; }
   STERNA_INLINE int padded_cols() const { return groups() * kGroup; }
   STERNA_INLINE int padded_rows() const { return blocks() * kBlockRows; }
-  STERNA_INLINE size_t quant_bytes() const {  // of a block
-    return size_t(groups()) * (quant == Quant::kInt4 ? 256 : quant == Quant::kInt8 ? 512 : 1024);
+  STERNA_INLINE size_t quant_bytes() const { return quant == Quant::kInt4 ? 256 : quant == Quant::kInt8 ? 512 : 1024; }  // of a group
+  STERNA_INLINE size_t scale_bytes() const {  // of a group; minimums take as many
+    return quant == Quant::kBf16 ? 0 : size_t(kGroup / scale_group) * kBlockRows * (float32_scales ? 4 : 2);
   }
-  STERNA_INLINE size_t scale_bytes() const {  // of a block; minimums take as many
-    return quant == Quant::kBf16 ? 0 : size_t(groups()) * (kGroup / scale_group) * kBlockRows * (float32_scales ? 4 : 2);
-  }
-  STERNA_INLINE size_t block_bytes() const { return (quant_bytes() + scale_bytes() * (has_min ? 2 : 1) + 63) / 64 * 64; }
+  STERNA_INLINE size_t group_bytes() const { return quant_bytes() + scale_bytes() * (has_min ? 2 : 1); }
+  STERNA_INLINE size_t block_bytes() const { return (groups() * group_bytes() + 63) / 64 * 64; }
   STERNA_INLINE size_t bytes() const { return block_bytes() * blocks(); }
   STERNA_INLINE const uint8_t* block(int b) const { return data + size_t(b) * block_bytes(); }
 };
 
-// One row of activations for the int formats, its columns padded with zeros to whole groups. Per group of 32: x ~= d * q.
-// d = max|x| / 127 (0 for a group of zeros), q = round-half-even(x / d) computed as x * (127 / max|x|).
-// Rows of a batch lie `Activations::int8_stride()` bytes apart, each: q int8 [padded_cols] | d float [groups] | s float [groups] |
-// n32 int32 [groups] | n16 int32 [2 * groups], with s = d * float(sum of q) and n32, n16 = -(sum of q) over 32 and 16 columns.
-// For bf16: padded_cols bfloat16, rounded to nearest even.
+// One group of 32 of a row of activations for the int formats: x ~= d * q, one cache line. Columns behind the row's end are zeros.
+// d = max|x| / 127, q = round-half-even(x * (127 / max|x|)). A group with max|x| < 2^-118 is zeros, d included (so that neither quotient leaves
+// float32's normal numbers). A group that has a NaN or an infinity has d = NaN and q = 0: its row's outputs are NaN, and no other's.
+struct alignas(64) ActivationGroup {
+  int8_t q[kGroup];
+  float d;
+  float s;       // d * float(sum of q)
+  float s16[2];  // the same over the halves, columns 0 .. 15 and 16 .. 31
+  int32_t zero_int4;        // -8 * sum of q: what the zero point of an int4 weight adds to the dot product
+  int32_t zero_int8;        // -128 * sum of q
+  int32_t zero_int8_16[2];  // -128 * sum of q over the halves
+};
+
+// A batch of rows. int formats: [groups] ActivationGroup. bf16: padded_cols bfloat16, rounded to nearest even, subnormals as zero. Rows lie an odd
+// number of cache lines apart, or else those of a power of two of columns would all meet in one set of the cache.
 struct Activations {
   const uint8_t* data = nullptr;  // aligned to 64
-  size_t stride = 0;              // bytes from row to row; a multiple of 64
+  size_t stride = 0;              // bytes from row to row
   int32_t cols = 0;
 
-  STERNA_INLINE static size_t int8_stride(int cols) {
-    size_t groups = size_t(cols + kGroup - 1) / kGroup;
-    return (groups * (32 + 4 + 4 + 4 + 8) + 63) / 64 * 64;
-  }
-  STERNA_INLINE static size_t bf16_stride(int cols) { return size_t(cols + kGroup - 1) / kGroup * 64; }
+  STERNA_INLINE static size_t int8_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * sizeof(ActivationGroup); }
+  STERNA_INLINE static size_t bf16_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * 64; }
 };
 
 }  // namespace sterna
