@@ -1,100 +1,98 @@
-// Activations into the forms that products take, and rows of weights back into floats.
+// Activations as the matrix products take them, and rows of a matrix as float32.
+
+constexpr float kLeastMaximum = 0x1p-118f;
 
 static void quantize(const float* x, int cols, uint8_t* row) {
-  auto* group = reinterpret_cast<QuantizedGroup*>(row);
-  for (int c = 0; c < cols; c += kGroup, ++group) {
-    const int low = cols - c < 16 ? cols - c : 16, high = cols - c < 16 ? 0 : cols - c < 32 ? cols - c - 16 : 16;
-    const Lanes a = load(x + c, low), b = load(x + c + low, high);
-    const bool bad = bits(unordered(sub(a, a), sub(b, b))) != 0;
-    const float largest = bad ? 0.0f : reduce_max(max(abs(a), abs(b)));
-    const bool empty = !(largest >= 0x1p-118f);
-    const Lanes inverse = set1(empty ? 0.0f : 127.0f / largest);
-    store_int8(group->q, bad ? zero() : round_even(mul(a, inverse)));
-    store_int8(group->q + 16, bad ? zero() : round_even(mul(b, inverse)));
-    int sums[2] = {0, 0};
-    for (int i = 0; i < 32; ++i) sums[i / 16] += group->q[i];
-    const int sum = sums[0] + sums[1];
-    group->d = bad ? __builtin_nanf("") : empty ? 0.0f : largest / 127.0f;
-    group->s = group->d * float(sum);
-    group->z4 = -8 * sum;
-    group->z8 = -128 * sum;
-    for (int i = 0; i < 2; ++i) {
-      group->s16[i] = group->d * float(sums[i]);
-      group->z16[i] = -128 * sums[i];
+  ActivationGroup* out = reinterpret_cast<ActivationGroup*>(row);
+  for (int column = 0; column < cols; column += kGroup, out++) {
+    const int count = cols - column;
+    const Lanes half[2] = {count >= 16 ? load(x + column) : load(x + column, count),
+                           count >= 32 ? load(x + column + 16) : load(x + column + 16, count > 16 ? count - 16 : 0)};
+    const float maximum = reduce_max(max(abs(half[0]), abs(half[1])));
+    const bool finite = bits(unordered(half[0], half[1])) == 0 && maximum < kInfinity;
+    const bool counts = finite && maximum >= kLeastMaximum;
+    const float d = counts ? maximum / 127.0f : finite ? 0.0f : __builtin_nanf("");
+    const Lanes factor = set1(127.0f / maximum);
+    float sums[2];  // of integers: exact
+    for (int i = 0; i < 2; i++) {
+      const Lanes q = counts ? round_even(mul(half[i], factor)) : zero();
+      store_int8(out->q + 16 * i, q);
+      sums[i] = reduce_add(q);
+      out->s16[i] = d * sums[i];
+      out->zero_int8_16[i] = -128 * int32_t(sums[i]);
     }
+    out->d = d;
+    out->s = d * (sums[0] + sums[1]);
+    out->zero_int4 = -8 * int32_t(sums[0] + sums[1]);
+    out->zero_int8 = -128 * int32_t(sums[0] + sums[1]);
   }
 }
 
 static void to_bf16(const float* x, int cols, uint8_t* row) {
-  auto* out = reinterpret_cast<uint16_t*>(row);
-  const int padded = (cols + kGroup - 1) / kGroup * kGroup;
-  for (int c = 0; c < padded; c += kLanes) {
-    const int count = cols - c < 0 ? 0 : cols - c < kLanes ? cols - c : kLanes;
-    store_halves(out + c, narrow(load(x + c, count)));
+  uint16_t* out = reinterpret_cast<uint16_t*>(row);
+  int column = 0;
+  for (; column + 16 <= cols; column += 16) store_halves(out + column, narrow(load(x + column)));
+  for (; column < (cols + kGroup - 1) / kGroup * kGroup; column += 16) {
+    store_halves(out + column, narrow(load(x + column, column < cols ? cols - column : 0)));
   }
 }
 
-// Exact, and without instructions that not every processor has.
+static uint32_t load_u32(const uint8_t* p) {
+  uint32_t u;
+  __builtin_memcpy(&u, p, 4);
+  return u;
+}
+static uint16_t load_u16(const uint8_t* p) {
+  uint16_t u;
+  __builtin_memcpy(&u, p, 2);
+  return u;
+}
+static float float_from(uint32_t u) {
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+
+// float16 to float32, exact: subnormals, infinities and NaN included.
 static float half_to_float(uint16_t half) {
-  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
-  uint32_t bits = sign;
-  if (exponent == 31)
-    bits |= 0x7f800000 | mantissa << 13;
-  else if (exponent != 0)
-    bits |= (exponent + 112) << 23 | mantissa << 13;
-  else if (mantissa != 0) {
-    const int shift = __builtin_clz(mantissa) - 21;
-    bits |= uint32_t(113 - shift) << 23 | (mantissa << shift & 1023) << 13;
-  }
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
+  if (exponent == 31) return float_from(sign | 0x7f800000u | fraction << 13);
+  if (exponent > 0) return float_from(sign | (exponent + 112) << 23 | fraction << 13);
+  const float magnitude = float(fraction) * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
 }
 
-static float scale_at(const Matrix& w, const uint8_t* scales, int i) {
-  if (w.float32_scales) {
-    float value;
-    __builtin_memcpy(&value, scales + 4 * i, 4);
-    return value;
-  }
-  uint16_t half;
-  __builtin_memcpy(&half, scales + 2 * i, 2);
-  return half_to_float(half);
+// Scale (or minimum) number `row` of those at p.
+static float scale_at(const uint8_t* p, bool float32, int row) {
+  return float32 ? float_from(load_u32(p + 4 * row)) : half_to_float(load_u16(p + 2 * row));
 }
 
-// The number stored for a column of a group and a row of its block.
-static int quant_at(const Matrix& w, const uint8_t* group, int row, int col) {
-  if (w.quant == Quant::kInt8) return group[col / 4 * 64 + 4 * row + col % 4];
-  const uint8_t both = group[col % 16 / 4 * 64 + 4 * row + col % 4];
-  return col < 16 ? both & 15 : both >> 4;
-}
-
-static float bf16_to_float(uint16_t half) {
-  const uint32_t bits = uint32_t(half) << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
+static int code_at(const uint8_t* group, Quant quant, int row, int column) {
+  if (quant == Quant::kInt8) return group[column / 4 * 64 + 4 * row + column % 4];
+  const uint8_t both = group[column / 4 % 4 * 64 + 4 * row + column % 4];
+  return column < 16 ? both & 15 : both >> 4;
 }
 
 static void dequantize_row(const Matrix& w, int row, float* out) {
-  const uint8_t* block = w.block(row / kBlockRows);
-  const int r = row % kBlockRows, zero = w.quant == Quant::kInt4 ? 8 : 128;
-  for (int c = 0; c < w.padded_cols(); ++c) {
-    const uint8_t* group = block + size_t(c / kGroup) * w.group_bytes();
-    const int col = c % kGroup;
-    if (c >= w.cols) {
-      out[c] = 0.0f;
-    } else if (w.quant == Quant::kBf16) {
-      uint16_t half;
-      __builtin_memcpy(&half, group + col / 2 * 64 + r * 4 + col % 2 * 2, 2);
-      out[c] = bf16_to_float(half);
-    } else {
+  const uint8_t* group = w.block(row / kBlockRows);
+  const int r = row % kBlockRows, zero_point = w.quant == Quant::kInt4 ? 8 : 128;
+  for (int g = 0; g < w.groups(); g++, group += w.group_bytes(), out += kGroup) {
+    for (int c = 0; c < kGroup; c++) {
+      if (w.quant == Quant::kBf16) {
+        out[c] = float_from(uint32_t(load_u16(group + c / 2 * 64 + 4 * r + c % 2 * 2)) << 16);
+        continue;
+      }
+      const int scale = c / w.scale_group, code = code_at(group, w.quant, r, c);
       const uint8_t* scales = group + w.quant_bytes();
-      const int i = col / w.scale_group * kBlockRows + r, q = quant_at(w, group, r, col);
-      const float d = scale_at(w, scales, i);
-      out[c] = w.has_min ? __builtin_fmaf(d, float(q), scale_at(w, scales + w.scale_bytes(), i)) : d * float(q - zero);
+      const float d = scale_at(scales, w.float32_scales, scale * kBlockRows + r);
+      if (w.has_min) {
+        out[c] = __builtin_fmaf(d, float(code), scale_at(scales + w.scale_bytes(), w.float32_scales, scale * kBlockRows + r));
+      } else {
+        out[c] = d * float(code - zero_point);
+      }
     }
   }
+  for (int c = w.cols - w.padded_cols(); c < 0; c++) out[c] = 0.0f;
 }
 
 static void fill_activations(Kernels& k) {

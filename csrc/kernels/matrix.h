@@ -1,7 +1,8 @@
 // How weights and activations lie in memory. Every instruction set reads the same layout, so a packed file serves any machine.
 //
 // A matrix is (rows, cols) = (outputs, inputs), y = W x. It is cut into blocks of 16 rows, stored one after the other; rows are padded with
-// zeros to whole blocks, columns to whole groups of 32. A block of an int format has, per group:
+// zeros to whole blocks, columns to whole groups of 32. Within a block, for the int formats, group after group (so that a block is one stream of
+// reading), each:
 //
 //   quants   int4: 256 bytes = 4 vectors of 64; in vector j, bytes 4r .. 4r+3 belong to row r of the block; their low nibbles are columns
 //            4j .. 4j+3 of the group, their high nibbles columns 16+4j .. 16+4j+3.
@@ -9,9 +10,8 @@
 //   scales   [32 / scale_group][16 rows], float16 or float32
 //   minimums the same, where has_min
 //
-// one group after the other, so that a block is read as one stream, and then padding to a multiple of 64 bytes. A weight is d * q + m with has_min,
-// else d * (q - zero), where q is the unsigned number stored (int4: 0 .. 15, int8: 0 .. 255) and zero is 8 or 128.
-// For bf16 a block is [padded_cols / 2][16 rows][2 columns] of bfloat16.
+// and at its end padding to a multiple of 64 bytes. A weight is d * q + m with has_min, else d * (q - zero), where q is the unsigned number stored
+// (int4: 0 .. 15, int8: 0 .. 255) and zero is 8 or 128. For bf16 a block is [padded_cols / 2][16 rows][2 columns] of bfloat16.
 #pragma once
 
 #include <cstddef>
@@ -50,26 +50,27 @@ struct Matrix {
   STERNA_INLINE const uint8_t* block(int b) const { return data + size_t(b) * block_bytes(); }
 };
 
-// What a group of 32 numbers of a row becomes for the int formats, x ~= d * q: d = max|x| / 127 and q = round-half-even(x * (127 / max|x|)).
-// A group whose max|x| is below 2^-118 is zero: d = 0, q = 0. One with a NaN or an infinity has d = NaN, q = 0, so that the row's outputs are NaN.
-struct alignas(64) QuantizedGroup {
-  int8_t q[32];
+// One group of 32 of a row of activations for the int formats: x ~= d * q, one cache line. Columns behind the row's end are zeros.
+// d = max|x| / 127, q = round-half-even(x * (127 / max|x|)). A group with max|x| < 2^-118 is zeros, d included (so that neither quotient leaves
+// float32's normal numbers). A group that has a NaN or an infinity has d = NaN and q = 0: its row's outputs are NaN, and no other's.
+struct alignas(64) ActivationGroup {
+  int8_t q[kGroup];
   float d;
-  float s;         // d * float(sum of q)
-  float s16[2];    // the same over the first and the last 16
-  int32_t z4;      // -8 * sum of q: what the zero of int4 comes to
-  int32_t z8;      // -128 * sum of q
-  int32_t z16[2];  // -128 * sum of q over the first and the last 16
+  float s;       // d * float(sum of q)
+  float s16[2];  // the same over the halves, columns 0 .. 15 and 16 .. 31
+  int32_t zero_int4;        // -8 * sum of q: what the zero point of an int4 weight adds to the dot product
+  int32_t zero_int8;        // -128 * sum of q
+  int32_t zero_int8_16[2];  // -128 * sum of q over the halves
 };
 
-// Rows of a batch lie `stride` bytes apart: for the int formats QuantizedGroup [groups], for bf16 padded_cols bfloat16, rounded to nearest even;
-// columns behind the last are zero. A stride is an odd number of cache lines, so that rows don't fall on the same ones.
+// A batch of rows. int formats: [groups] ActivationGroup. bf16: padded_cols bfloat16, rounded to nearest even, subnormals as zero. Rows lie an odd
+// number of cache lines apart, or else those of a power of two of columns would all meet in one set of the cache.
 struct Activations {
   const uint8_t* data = nullptr;  // aligned to 64
-  size_t stride = 0;              // bytes from row to row; a multiple of 64
+  size_t stride = 0;              // bytes from row to row
   int32_t cols = 0;
 
-  STERNA_INLINE static size_t int8_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * 64; }
+  STERNA_INLINE static size_t int8_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * sizeof(ActivationGroup); }
   STERNA_INLINE static size_t bf16_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * 64; }
 };
 
