@@ -13,6 +13,7 @@ constexpr int kBlockQueries = 4, kBlockVectors = 1;  // 16 registers are 8 of th
 #else
 constexpr int kBlockQueries = 1, kBlockVectors = 1;  // a call for every fma: nothing to gain
 #endif
+constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;
 constexpr int kTile = 24;
 constexpr int kSpanPages = kSpan / kPage;
 
@@ -73,7 +74,7 @@ static void score_block(const uint16_t* q, int dim, const Parts& parts, int page
 #pragma GCC unroll 8
     for (int c = 0; c < kBlockVectors; c++) {
       k[c] = load_pairs(pages[c] + size_t(j) * 64);
-      __builtin_prefetch(ahead[c] + size_t(j) * 64);
+      __builtin_prefetch(ahead[c] + size_t(j) * 64, 0, 2);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kQueries; r++) {
@@ -147,7 +148,7 @@ static float weigh_query(const float* scores, float m, KeyRange seen, KeyRange t
   Lanes sum = zero();
   int page = tile.first_page();
   for (; page < seen.first_page(); page++) store_halves(p + page * kPage, narrow(zero()));
-  for (; page + kBlockVectors <= end; page += kBlockVectors) weigh_pages<kBlockVectors>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page + kWeighPages <= end; page += kWeighPages) weigh_pages<kWeighPages>(scores + page * kPage, shift, p + page * kPage, sum);
   for (; page < end; page++) weigh_pages<1>(scores + page * kPage, shift, p + page * kPage, sum);
   for (; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
   return reduce_add(sum);
@@ -165,10 +166,10 @@ struct Values {
 // in the others may be NaN, which a weight of zero would not hide.
 template <int kQueries, int kVectors>
 STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t* p, const Values& values, int first, int end, uint32_t keep) {
-  for (int pair = first; pair < end; pair++) {
-    const uint8_t* const* part = values.parts.values(pair / 8);
-    const size_t row = size_t(pair % 8) * values.row_bytes;
-    for (int line = 0; line < values.lines_ahead; line++) __builtin_prefetch(part[Parts::kAhead] + row + line * 64);
+  for (unsigned pair = unsigned(first); pair < unsigned(end); pair++) {
+    const uint8_t* const* part = values.parts.values(int(pair / 8));
+    const size_t row = (pair % 8) * values.row_bytes;
+    for (int line = 0; line < values.lines_ahead; line++) __builtin_prefetch(part[Parts::kAhead] + row + line * 64, 0, 2);
     Pairs v[kVectors];
 #pragma GCC unroll 8
     for (int c = 0; c < kVectors; c++) v[c] = keep_pairs(load_pairs(part[0] + row + (values.at + c * kLanes) * 4), keep);
