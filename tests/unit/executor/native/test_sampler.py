@@ -95,7 +95,7 @@ def nucleus_is_decided(logits: Float32Array, params: SamplingParams, prompt: Int
     return bool((np.abs(reached / reached[-1] - params.top_p) > 1e-5).all())
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_tokens_are_the_torch_executors_for_any_parameters(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([1, 2, 3, 5, 31, 32, 33, 203, 2050]))
@@ -106,7 +106,7 @@ def test_tokens_are_the_torch_executors_for_any_parameters(data: st.DataObject) 
     reference.bind(0, params, prompt, NO_IDS)
     samplers = [bound(params, vocab, prompt, isa=isa) for isa in ISAS]
     output: list[int] = []
-    for step in range(8):
+    for step in range(6):
         logits = logits_of(kind, vocab, seed + step)
         sampled = reference.sample(torch.from_numpy(logits.copy())[None], np.zeros(1, dtype=np.int32))
         mine = [sampler.sample(0, logits.copy()) for sampler in samplers]
