@@ -139,8 +139,11 @@ def test_equally_noisy_candidates_give_the_lowest_id(isa: str) -> None:
     noise = sampling_noise(seed, index, np.arange(vocab))
     tied = np.flatnonzero(noise == noise.max()).tolist()
     assert len(tied) == 2
-    sampler = bound(SamplingParams(seed=seed), vocab, NO_IDS, np.zeros(index, dtype=np.int32), isa)
-    assert sampler.sample(0, np.zeros(vocab, dtype=np.float32)).token == tied[0]
+    flat, one_likelier = np.zeros(vocab, dtype=np.float32), np.full(vocab, -1, dtype=np.float32)
+    one_likelier[tied] = -1e-9, 0  # too little to change a score
+    for logits in (flat, one_likelier):
+        sampler = bound(SamplingParams(seed=seed), vocab, NO_IDS, np.zeros(index, dtype=np.int32), isa)
+        assert sampler.sample(0, logits).token == tied[0]
 
 
 def kept_by_sorting(z: Float32Array, params: SamplingParams) -> tuple[float, float]:
