@@ -2,7 +2,8 @@
 
     python bench/sampler.py [--vocab 49152] [--isa avx512] [--rounds 300] [--logits rows.npy]
 
-Unless given, logits have the shape of a chat model's: a bulk of unlikely tokens, and a few that share most of the mass. Each round has other logits; the median counts.
+Unless given, logits have the shape of a chat model's: a bulk of unlikely tokens, and a few that share most of the mass. Each round has
+other logits; the median counts.
 """
 
 from __future__ import annotations

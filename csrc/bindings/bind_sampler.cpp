@@ -1,10 +1,11 @@
-// The sampler: `SamplingOptions` for the executor, `Sampler` for tests and benchmarks.
+// The sampler: `SamplingOptions` for the executor; `Sampler` and `kernels.filter_floor` for tests and benchmarks.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "engine/filters.h"
 #include "engine/sampler.h"
 #include "kernels/dispatch.h"
 #include "kernels/flush.h"
@@ -45,6 +46,17 @@ class BoundSampler {
   SamplerScratch scratch_;
 };
 
+// Where the filters cut z, for finite logits.
+float floor_of(const std::string& isa, const SamplingOptions& options, const Row& logits) {
+  if (logits.size() == 0) throw std::invalid_argument("no logits");
+  const Kernels& kernels = kernels_for(isa);
+  const int n = int(logits.size());
+  FlushSubnormals flush;
+  SamplerScratch scratch;
+  scratch.reserve(n, 0);
+  return filter_floor(kernels, options, Logits{logits.data(), n, kernels.maximum(logits.data(), n).value, options.temperature}, scratch);
+}
+
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
@@ -76,6 +88,7 @@ void bind_sampler(nb::module_& m) {
       .def("is_bound", &BoundSampler::is_bound, "row"_a)
       .def("set_mask", &BoundSampler::set_mask, "row"_a, "mask"_a.none())
       .def("sample", &BoundSampler::sample, "row"_a, "logits"_a.noconvert());
+  nb::borrow<nb::module_>(m.attr("kernels")).def("filter_floor", &floor_of, "isa"_a, "options"_a, "logits"_a.noconvert());
 }
 
 }  // namespace sterna

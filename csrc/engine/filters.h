@@ -21,12 +21,7 @@ struct Logits {
   float cut(float floor) const;
 };
 
-// The smallest z that the filters keep, between kNoHope and 0: each keeps or drops equal logits together (executor/torch/sampler.py). Where
-// `collected`, scratch.blocks are then those that hold what is kept, and few others.
-struct Floor {
-  float z;
-  bool collected;
-};
-Floor filter_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplerScratch& scratch);
+// The smallest z that the filters keep, between kNoHope and 0: each keeps or drops equal z together (executor/torch/sampler.py).
+float filter_floor(const Kernels& kernels, const SamplingOptions& options, const Logits& logits, SamplerScratch& scratch);
 
 }  // namespace sterna

@@ -121,12 +121,10 @@ SampledToken Sampler::sample(int row, float* logits, SamplerScratch& scratch) {
 int32_t Sampler::draw(const RowState& row, const float* logits, const Maximum& largest, SamplerScratch& scratch) const {
   const SamplingOptions& options = row.options();
   const Logits candidates{logits, vocab_size_, largest.value, options.temperature};
-  const Floor floor = filter_floor(kernels_, options, candidates, scratch);
+  const float floor = filter_floor(kernels_, options, candidates, scratch);
   const PhiloxStream stream{{uint32_t(options.seed), uint32_t(options.seed >> 32)}, row.output_index()};
-  Leader leader(candidates, stream, floor.z, largest.index);
-  if (!floor.collected) {
-    scratch.num_blocks = kernels_.blocks_at_least(logits, vocab_size_, candidates.cut(leader.hopeful()), scratch.blocks.data());
-  }
+  Leader leader(candidates, stream, floor, largest.index);
+  scratch.num_blocks = kernels_.blocks_at_least(logits, vocab_size_, candidates.cut(leader.hopeful()), scratch.blocks.data());
   // The better the leader, the fewer contend with it: small pieces first, while it is young.
   int piece = kFirstPiece;
   for (int first = 0; first < scratch.num_blocks; piece = std::min(2 * piece, kLargestPiece)) {

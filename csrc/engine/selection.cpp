@@ -9,7 +9,6 @@ namespace sterna {
 void SamplerScratch::reserve(int vocab_size, int most_contenders) {
   blocks.resize(size_t(vocab_size) / 4 + 16);
   values.reserve(size_t(vocab_size));
-  z.resize(size_t(vocab_size));
   contenders.resize(size_t(most_contenders));
 }
 
@@ -36,15 +35,19 @@ float lower_bound_of_kth(const float* x, int n, int k, std::vector<float>& work)
   return work[size_t(k - 1)];
 }
 
-void collect(const Kernels& kernels, const float* x, int n, float cut, SamplerScratch& scratch) {
-  scratch.num_blocks = kernels.blocks_at_least(x, n, cut, scratch.blocks.data());
+void take_values(const float* x, int n, float cut, float below, SamplerScratch& scratch) {
   scratch.values.clear();
   for (int b = 0; b < scratch.num_blocks; ++b) {
     const int first = 4 * scratch.blocks[size_t(b)], last = std::min(first + 4, n);
     for (int i = first; i < last; ++i) {
-      if (x[i] >= cut) scratch.values.push_back(x[i]);
+      if (x[i] >= cut && x[i] < below) scratch.values.push_back(x[i]);
     }
   }
+}
+
+void collect(const Kernels& kernels, const float* x, int n, float cut, float below, SamplerScratch& scratch) {
+  scratch.num_blocks = kernels.blocks_at_least(x, n, cut, scratch.blocks.data());
+  take_values(x, n, cut, below, scratch);
 }
 
 float nucleus_floor(std::vector<float>& z, double mass) {

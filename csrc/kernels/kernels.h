@@ -79,6 +79,11 @@ struct Contender {
   uint32_t word;
 };
 
+struct Mass {
+  double sum;
+  int32_t count;
+};
+
 struct Kernels {
   const char* name;
   bool portable_bf16;  // bfloat16 products in the order above
@@ -123,6 +128,8 @@ struct Kernels {
   // ---- logits ----
   Maximum (*maximum)(const float* x, int n);
   double (*exp_sum)(const float* x, int n, float maximum);  // sum of exp(x - maximum): float32 in 16 lanes per 1,024 elements, those in double ascending
+  // The sum of exp((x - maximum) * factor) over the elements >= cut, summed as exp_sum does, and how many they are.
+  Mass (*mass_at_least)(const float* x, int n, float maximum, float factor, float cut);
   // The numbers of the blocks of four elements (element i lies in block i / 4) that hold one >= cut, ascending; returns how many. `blocks` has room
   // for n / 4 + 16. x holds no NaN.
   int (*blocks_at_least)(const float* x, int n, float cut, int32_t* blocks);

@@ -199,7 +199,25 @@ static int blocks_at_least(const float* x, int n, float cut, int32_t* blocks) {
   return count;
 }
 
+static Mass mass_at_least(const float* x, int n, float maximum, float factor, float cut) {
+  constexpr int kChunk = 1024;
+  Mass total{0, 0};
+  for (int start = 0; start < n; start += kChunk) {
+    const float* chunk = x + start;
+    Lanes sum = zero();
+    for_lanes(n - start < kChunk ? n - start : kChunk, [&](int i, int count) STERNA_BODY {
+      const Lanes value = load(chunk + i, count);
+      const Mask counts = both(first(count), less_equal(set1(cut), value));
+      sum = add(sum, select(counts, exp(mul(sub(value, set1(maximum)), set1(factor))), zero()));
+      total.count += __builtin_popcount(bits(counts));
+    });
+    total.sum += double(reduce_add(sum));
+  }
+  return total;
+}
+
 static void fill_noise(Kernels& k) {
+  k.mass_at_least = mass_at_least;
   k.blocks_at_least = blocks_at_least;
   k.race = race;
 }

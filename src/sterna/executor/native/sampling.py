@@ -9,7 +9,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def to_options(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> SamplingOptions:
-    """The rules of `executor/torch/sampler_state.py`: what is held back until `min_new_tokens` are the stop tokens and, unless ignored, the model's own ends.
+    """By the rules of `executor/torch/sampler_state.py`: `min_new_tokens` hold back stop tokens and, unless ignored, the model's own ends.
 
     End tokens that the model has no row for, which some files name, are passed over. Other ids are checked where the row is bound.
     """
