@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
+    "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
 }
@@ -43,7 +44,7 @@ def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
         raise ValueError(f"{name} can't be said in GGUF")
     variant = VARIANTS[name]
     writer = gguf.GGUFWriter(path, ARCHITECTURES[variant.family])
-    _add_settings(writer, name, variant)
+    _add_settings(writer, variant)
     _add_tokenizer(writer, variant)
     kind = gguf.GGMLQuantizationType[quant]
     for tensor, values in _tensors(name, variant).items():
@@ -58,10 +59,10 @@ def write_gguf(path: Path, name: str, *, quant: str = "F32") -> Path:
     return path
 
 
-def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
+def _add_settings(writer: gguf.GGUFWriter, variant: Variant) -> None:
     config = variant.config
-    # Not just "mistral": transformers takes that for an architecture of its own, which it then can't read.
-    writer.add_name(f"tiny-{name}")
+    # Not the family's: transformers takes "mistral" for an architecture, llama.cpp "phi3" for a vocabulary with certain tokens.
+    writer.add_name("tiny")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -73,14 +74,19 @@ def _add_settings(writer: gguf.GGUFWriter, name: str, variant: Variant) -> None:
     if "head_dim" in config:
         writer.add_key_length(variant.head_dim)
         writer.add_value_length(variant.head_dim)
-    writer.add_rope_dimension_count(variant.head_dim)
     rope = variant.rope
+    writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * variant.head_dim))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        window = config["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(window)
+        recommended = math.sqrt(1 + math.log(rope.get("factor", 1.0)) / math.log(window)) if window > 1 else 0.0
+        writer.add_rope_scaling_attn_factors(rope.get("attention_factor", recommended))
     if "num_experts_per_tok" in config:
         writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -127,6 +133,8 @@ def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
         tensors[stored] = values
     if variant.rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = _llama3_factors(variant)
+    if variant.rope["rope_type"] == "longrope":
+        tensors |= {f"rope_factors_{kind}.weight": np.array(variant.rope[f"{kind}_factor"], dtype=np.float32) for kind in ("long", "short")}
     return tensors
 
 

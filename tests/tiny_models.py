@@ -102,6 +102,14 @@ _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 
 _GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
 
+_PHI3: dict[str, Any] = {"tie_word_embeddings": False, "original_max_position_embeddings": 512, "pad_token_id": 0}
+
+
+def _longrope(pairs: int, **settings: Any) -> dict[str, Any]:
+    short, long = [1.0 + 0.25 * i for i in range(pairs)], [1.5 + i * i for i in range(pairs)]
+    return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **settings}
+
+
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("llama"),
     "llama-untied": Variant("llama", {"tie_word_embeddings": False}),
@@ -133,6 +141,18 @@ VARIANTS: dict[str, Variant] = {
     "mixtral-window": Variant("mixtral", {**_EXPERTS, "num_local_experts": 4, "sliding_window": 16}),
     "qwen3-moe": Variant("qwen3_moe", {**_EXPERTS, **_QWEN3_EXPERTS, "norm_topk_prob": True}),
     "qwen3-moe-some": Variant("qwen3_moe", {**_EXPERTS, **_QWEN3_EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "phi3": Variant("phi3", _PHI3),
+    "phi3-window": Variant("phi3", {**_PHI3, "sliding_window": 16, "partial_rotary_factor": 0.75}),
+    "phi3-short": Variant("phi3", {**_PHI3, "rope_parameters": _longrope(8, factor=4.0)}),
+    # Past its first token a sequence is longer than the original window: transformers takes the long factors, as Sterna always does.
+    "phi3-long": Variant(
+        "phi3",
+        {
+            **_PHI3,
+            "original_max_position_embeddings": 1,
+            "rope_parameters": _longrope(6, attention_factor=1.25, partial_rotary_factor=0.75),
+        },
+    ),
     "gemma2": Variant(
         "gemma2",
         {**_GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 6.0, "final_logit_softcapping": 5.0},
@@ -197,7 +217,9 @@ def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
         layer = f"model.layers.{i}"
         for norm in _NORMS.get(family, ("input", "post_attention")):
             shapes[f"{layer}.{norm}_layernorm.weight"] = (hidden,)
-        for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+        if family == "phi3":
+            linear(f"{layer}.self_attn.qkv_proj", q_rows + 2 * kv_rows, hidden, False)
+        for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)) if family != "phi3" else ():
             linear(f"{layer}.self_attn.{part}_proj", rows, hidden, qkv_bias)
         linear(f"{layer}.self_attn.o_proj", hidden, q_rows, config.get("attention_bias", False))
         if family in ("qwen3", "qwen3_moe", "gemma3"):
@@ -210,6 +232,9 @@ def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
             linear(f"{layer}.mlp.gate", config["num_experts"], hidden, False)
             for e in range(config["num_experts"]):
                 gated(f"{layer}.mlp.experts.{e}", _GATED, config["moe_intermediate_size"], False)
+        elif family == "phi3":
+            linear(f"{layer}.mlp.gate_up_proj", 2 * inner, hidden, False)
+            linear(f"{layer}.mlp.down_proj", hidden, inner, False)
         else:
             gated(f"{layer}.mlp", _GATED, inner, config.get("mlp_bias", False))
     shapes["model.norm.weight"] = (hidden,)

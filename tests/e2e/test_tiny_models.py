@@ -31,7 +31,7 @@ def test_the_variants_cover_what_is_promised() -> None:
     variants = tiny_models.VARIANTS.values()
     configs = [variant.config for variant in variants]
     assert {variant.family for variant in variants} == set(FAMILIES)
-    assert {variant.rope["rope_type"] for variant in variants} == {"default", "linear", "dynamic", "llama3", "yarn"}
+    assert {variant.rope["rope_type"] for variant in variants} == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
     assert {config["tie_word_embeddings"] for config in configs} == {True, False}
     assert {tiny_models.VARIANTS[name].family for name in GGUF_VARIANTS} == set(FAMILIES)
     assert any(config.get("attention_bias") and config.get("mlp_bias") for config in configs)

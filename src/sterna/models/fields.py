@@ -59,6 +59,13 @@ class Fields:
             raise self.fault(name, f"must be a number from {low:g} to {high:g}, is {_shown(value)}")
         return float(value)
 
+    def numbers(self, name: str, *, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of `count` finite numbers in low..high."""
+        values = self.get(name)
+        if not isinstance(values, list) or len(values) != count or not all(_is_number(value) and low <= value <= high for value in values):
+            raise self.fault(name, f"must be a list of {count} numbers from {low:g} to {high:g}, is {_shown(values)}")
+        return tuple(float(value) for value in values)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name)
         if value is None:

@@ -30,6 +30,7 @@ FAMILIES: dict[str, FamilyRow] = {
     "mixtral": FamilyRow("sterna.models.families.mixtral", "Mixtral", "mixtral", "MixtralForCausalLM", None),
     "gemma2": FamilyRow("sterna.models.families.gemma2", "Gemma2", "gemma2", "Gemma2ForCausalLM", "gemma2"),
     "gemma3": FamilyRow("sterna.models.families.gemma3", "Gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3"),
+    "phi3": FamilyRow("sterna.models.families.phi3", "Phi3", "phi3", "Phi3ForCausalLM", "phi3"),
 }
 
 

@@ -50,6 +50,9 @@ FAMILIES = [
     "mixtral-window",
     "qwen3-moe",
     "qwen3-moe-some",
+    "phi3-window",
+    "phi3-short",
+    "phi3-long",
 ]
 
 

@@ -5,45 +5,12 @@ from typing import Any
 import pytest
 
 from sterna.errors import ModelError
-from sterna.models.registry import FAMILIES, family_of_gguf, load_family
-from sterna.models.spec import ModelSpec, MoESpec, RopeFactors, RopeLinear, RopeSpec, RopeYarn
-
-SHAPES = {"token_embd.weight": (320, 64), "output.weight": (320, 64)}
-ALL = sorted({row.gguf_architecture for row in FAMILIES.values() if row.gguf_architecture})
-GEMMAS = ("gemma2", "gemma3")
-NEEDS = {"qwen3moe": {"expert_count": 4, "expert_used_count": 2}}
-"""What an architecture needs beyond what all do."""
-UNDERSTOOD = {"llama": {"expert_count"}, "gemma2": {"attn_logit_softcapping"}, "qwen3moe": {"expert_count"}}
-"""Settings that one architecture has words for, and the others refuse."""
+from sterna.models.registry import family_of_gguf, load_family
+from sterna.models.spec import RopeFactors, RopeLinear, RopeYarn
+from unit.models.settings import ARCHITECTURES, FAMILY_OF, GEMMAS, GGUF_UNDERSTOOD, SHAPES, gguf_spec, metadata
 
 
-def metadata(arch: str, **changes: object) -> dict[str, Any]:
-    """`changes` by the name after the architecture; dots written as double underscores."""
-    base: dict[str, Any] = {
-        "block_count": 3,
-        "context_length": 1024,
-        "embedding_length": 64,
-        "feed_forward_length": 128,
-        "attention.head_count": 4,
-        "attention.head_count_kv": 2,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 5e5,
-        **NEEDS.get(arch, {}),
-    }
-    base.update({name.replace("__", "."): value for name, value in changes.items()})
-    named = {f"{arch}.{name}": value for name, value in base.items() if value is not None}
-    return {"general.architecture": arch, "general.name": "tiny", "tokenizer.ggml.model": "gpt2", **named}
-
-
-FAMILY_OF = {row.gguf_architecture: family for family, row in FAMILIES.items()}
-
-
-def spec(arch: str, settings: dict[str, Any], *, context_len: int = 1024, **more: object) -> ModelSpec:
-    shapes = more.pop("shapes", SHAPES)
-    return load_family(FAMILY_OF[arch]).spec_from_gguf(settings, shapes, context_len=context_len, **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("arch", ALL)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_registry_finds_a_family_by_architecture(arch: str) -> None:
     assert family_of_gguf(metadata(arch)).name == FAMILY_OF[arch]
 
@@ -54,9 +21,9 @@ def test_an_unsupported_architecture_is_refused_by_name_with_those_supported(arc
         family_of_gguf({"general.architecture": arch})
 
 
-@pytest.mark.parametrize("arch", ALL)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_common_dimensions_are_read(arch: str) -> None:
-    made = spec(arch, metadata(arch, attention__key_length=32, attention__value_length=32, rope__dimension_count=32))
+    made = gguf_spec(arch, metadata(arch, attention__key_length=32, attention__value_length=32, rope__dimension_count=32))
     assert (made.vocab_size, made.hidden_size, len(made.layers), made.tied_head) == (320, 64, 3, False)
     mixer = made.layers[0].mixer
     assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (4, 2, 32)
@@ -69,20 +36,20 @@ def test_the_common_dimensions_are_read(arch: str) -> None:
 
 
 def test_absent_settings_have_llama_cpps_values() -> None:
-    made = spec("llama", metadata("llama", attention__head_count_kv=None, rope__freq_base=None))
+    made = gguf_spec("llama", metadata("llama", attention__head_count_kv=None, rope__freq_base=None))
     mixer = made.layers[0].mixer
     assert mixer.rope is not None
     assert (mixer.num_kv_heads, mixer.head_dim, mixer.rope.theta) == (4, 16, 10_000.0)
 
 
-@pytest.mark.parametrize("arch", ALL)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("value", [None, 0, -1, 1 << 40, 2.5, "64", [64, 64, 64]])
 @pytest.mark.parametrize("name", ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention__head_count"])
 def test_a_dimension_that_is_absent_or_out_of_bounds_is_refused_by_name(arch: str, name: str, value: object) -> None:
     broken = metadata(arch, **{name: value})
     family = load_family(FAMILY_OF[arch])
     with pytest.raises(ModelError, match=name.replace("__", ".")):
-        family.context_len_from_gguf(broken) if name == "context_length" else spec(arch, broken)
+        family.context_len_from_gguf(broken) if name == "context_length" else gguf_spec(arch, broken)
 
 
 CHANGING: list[tuple[str, object]] = [
@@ -105,35 +72,35 @@ CHANGING: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize(
     ("arch", "name", "value"),
-    [(arch, name, value) for arch in ALL for name, value in CHANGING if name not in UNDERSTOOD.get(arch, ())],
+    [(arch, name, value) for arch in ARCHITECTURES for name, value in CHANGING if name not in GGUF_UNDERSTOOD.get(arch, ())],
 )
 def test_a_setting_that_would_change_arithmetic_is_refused_by_name(arch: str, name: str, value: object) -> None:
     with pytest.raises(ModelError, match=name.replace("__", ".")):
-        spec(arch, metadata(arch, **{name: value}))
+        gguf_spec(arch, metadata(arch, **{name: value}))
 
 
 def test_settings_that_say_nothing_are_accepted() -> None:
     neutral = {"expert_count": 0, "attention__causal": True, "logit_scale": 1.0, "rope__scaling__finetuned": True, "vocab_size": 320}
-    assert spec("llama", metadata("llama", **neutral)) == spec("llama", metadata("llama"))
+    assert gguf_spec("llama", metadata("llama", **neutral)) == gguf_spec("llama", metadata("llama"))
 
 
 def test_biases_and_the_head_are_where_llamas_tensors_are() -> None:
-    plain = spec("llama", metadata("llama"), shapes={"token_embd.weight": (320, 64)})
+    plain = gguf_spec("llama", metadata("llama"), shapes={"token_embd.weight": (320, 64)})
     assert plain.tied_head
     assert not plain.layers[0].mixer.qkv_bias
     extra = {"blk.0.attn_q.bias": (64,), "blk.0.attn_output.bias": (64,), "blk.0.ffn_gate.bias": (128,)}
-    biased = spec("llama", metadata("llama"), shapes={**SHAPES, **extra}).layers[0]
+    biased = gguf_spec("llama", metadata("llama"), shapes={**SHAPES, **extra}).layers[0]
     assert (biased.mixer.qkv_bias, biased.mixer.o_bias, biased.mlp.bias) == (True, True, True)
-    assert spec("qwen2", metadata("qwen2")).layers[0].mixer.qkv_bias
+    assert gguf_spec("qwen2", metadata("qwen2")).layers[0].mixer.qkv_bias
 
 
 def test_a_file_without_an_embedding_is_refused() -> None:
     with pytest.raises(ModelError, match=r"token_embd\.weight"):
-        spec("llama", metadata("llama"), shapes={})
+        gguf_spec("llama", metadata("llama"), shapes={})
 
 
 def scaling(**changes: object) -> Any:
-    rope = spec("llama", metadata("llama", **changes)).layers[0].mixer.rope
+    rope = gguf_spec("llama", metadata("llama", **changes)).layers[0].mixer.rope
     assert rope is not None
     return rope.scaling
 
@@ -155,7 +122,11 @@ def test_rope_factors_are_taken_from_the_tensor() -> None:
     shapes = {**SHAPES, "rope_freqs.weight": (8,)}
 
     def read(**changes: object) -> Any:
-        rope = spec("llama", metadata("llama", **changes), shapes=shapes, rope_tensors={"rope_freqs.weight": factors}).layers[0].mixer.rope
+        rope = (
+            gguf_spec("llama", metadata("llama", **changes), shapes=shapes, rope_tensors={"rope_freqs.weight": factors})
+            .layers[0]
+            .mixer.rope
+        )
         assert rope is not None
         return rope.scaling
 
@@ -164,78 +135,23 @@ def test_rope_factors_are_taken_from_the_tensor() -> None:
     with pytest.raises(ModelError, match="yarn"):
         read(rope__scaling__type="yarn", rope__scaling__factor=2.0)
     with pytest.raises(ModelError, match=r"rope_freqs\.weight"):
-        spec("llama", metadata("llama"), shapes=shapes)
+        gguf_spec("llama", metadata("llama"), shapes=shapes)
     with pytest.raises(ModelError, match="7 factors for 8 pairs"):
-        spec("llama", metadata("llama"), shapes=shapes, rope_tensors={"rope_freqs.weight": factors[1:]})
+        gguf_spec("llama", metadata("llama"), shapes=shapes, rope_tensors={"rope_freqs.weight": factors[1:]})
     with pytest.raises(ModelError, match=r"rope_freqs\.weight"):
-        spec("llama", metadata("llama"), shapes=shapes, rope_tensors={"rope_freqs.weight": [0.0, *factors[1:]]})
+        gguf_spec("llama", metadata("llama"), shapes=shapes, rope_tensors={"rope_freqs.weight": [0.0, *factors[1:]]})
 
 
 def test_a_window_is_on_every_layer_of_llama_and_refused_elsewhere() -> None:
-    made = spec("llama", metadata("llama", attention__sliding_window=128))
+    made = gguf_spec("llama", metadata("llama", attention__sliding_window=128))
     assert [layer.mixer.window for layer in made.layers] == [128] * 3
-    assert spec("llama", metadata("llama", attention__sliding_window=1024)).layers[0].mixer.window is None
+    assert gguf_spec("llama", metadata("llama", attention__sliding_window=1024)).layers[0].mixer.window is None
     for arch in ("qwen2", "qwen3"):
         with pytest.raises(ModelError, match=r"attention\.sliding_window"):
-            spec(arch, metadata(arch, attention__sliding_window=128))
+            gguf_spec(arch, metadata(arch, attention__sliding_window=128))
 
 
-def test_gemmas_windows_and_ropes_are_those_of_llama_cpp() -> None:
-    def windows(arch: str, **changes: object) -> list[int | None]:
-        return [layer.mixer.window for layer in spec(arch, metadata(arch, block_count=7, **changes), context_len=8192).layers]
-
-    assert windows("gemma2") == [4096, None, 4096, None, 4096, None, 4096]
-    assert windows("gemma3", attention__sliding_window=512) == [512] * 5 + [None, 512]
-    assert windows("gemma3") == [None] * 7
-    for arch in GEMMAS:
-        wide = {"attention__sliding_window": 512}
-        assert windows(arch, **wide, attention__sliding_window_pattern=3) == [512, 512, None, 512, 512, None, 512]
-        assert windows(arch, **wide, attention__sliding_window_pattern=[False] * 6 + [True]) == [None] * 6 + [512]
-        for wrong in ([True], [1] * 7, 0, -2, "6"):
-            with pytest.raises(ModelError, match=r"sliding_window_pattern"):
-                windows(arch, **wide, attention__sliding_window_pattern=wrong)
-
-    def ropes(arch: str, **changes: object) -> list[RopeSpec | None]:
-        made = spec(arch, metadata(arch, rope__scaling__factor=4.0, attention__sliding_window=512, **changes))
-        return [layer.mixer.rope for layer in made.layers[:2]]
-
-    full = RopeSpec(5e5, 16, RopeLinear(4.0))
-    assert ropes("gemma2") == [full, full]
-    assert ropes("gemma3", attention__sliding_window_pattern=2) == [RopeSpec(1e4, 16), full]
-    assert ropes("gemma3", attention__sliding_window_pattern=2, rope__freq_base_swa=3e4) == [RopeSpec(3e4, 16), full]
-
-
-def test_gemmas_scales_and_caps_are_those_of_llama_cpp() -> None:
-    def scale(arch: str, layers: int) -> float:
-        return spec(arch, metadata(arch, block_count=layers, attention__key_length=32, attention__value_length=32)).layers[0].mixer.scale
-
-    # The largest of each generation divides by the width's share of a head, and no setting says so.
-    assert (scale("gemma2", 42), scale("gemma2", 46)) == (pytest.approx(32**-0.5), pytest.approx(16**-0.5))
-    assert (scale("gemma3", 48), scale("gemma3", 62)) == (pytest.approx(32**-0.5), pytest.approx(16**-0.5))
-    made = spec("gemma2", metadata("gemma2"))
-    assert (made.embed_scale, made.logit_softcap, made.layers[0].mixer.softcap) == (8.0, 30.0, 50.0)
-    made = spec("gemma3", metadata("gemma3"))
-    assert (made.embed_scale, made.logit_softcap, made.layers[0].mixer.softcap) == (8.0, None, None)
-    assert spec("gemma3", metadata("gemma3", final_logit_softcapping=20.0)).logit_softcap == 20.0
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen3moe"])
-def test_experts_are_read_as_llama_cpp_reads_them(arch: str) -> None:
-    def experts(**changes: object) -> Any:
-        return spec(arch, metadata(arch, **{"expert_count": 8, "expert_used_count": 2, **changes})).layers[2].mlp
-
-    assert experts() == MoESpec(8, 2, 128, "silu", normalize=True)
-    assert experts(expert_feed_forward_length=48) == MoESpec(8, 2, 48, "silu", normalize=True)
-    assert experts(expert_gating_func=1, expert_weights_norm=True, expert_weights_scale=1.0) == experts()
-    for name, value in (
-        ("expert_used_count", None),
-        ("expert_used_count", 9),
-        ("expert_count", 5000),
-        ("expert_gating_func", 2),
-        ("expert_weights_norm", False),
-        ("expert_weights_scale", 2.5),
-        ("expert_shared_count", 1),
-        ("expert_group_count", 2),
-    ):
-        with pytest.raises(ModelError, match=name):
-            experts(**{name: value})
+@pytest.mark.parametrize("arch", sorted(set(ARCHITECTURES) - {"phi3"}))
+def test_long_factors_are_refused_where_they_would_not_be_used(arch: str) -> None:
+    with pytest.raises(ModelError, match=r"rope_factors_long\.weight"):
+        gguf_spec(arch, metadata(arch), shapes={**SHAPES, "rope_factors_long.weight": (8,)})

@@ -7,49 +7,12 @@ import pytest
 
 from sterna.errors import ModelError
 from sterna.models.registry import FAMILIES, family_of_hf, load_family
-from sterna.models.spec import GatedMLPSpec, ModelSpec, MoESpec, RopeDynamic, RopeLinear, RopeLlama3, RopeSpec, RopeYarn
-
-BASE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-}
-UNTIED = {"lm_head.weight": (320, 64)}
-ALL = sorted(FAMILIES)
-GEMMAS, EXPERTS = ("gemma2", "gemma3"), ("mixtral", "qwen3_moe")
-NEEDS: dict[str, dict[str, Any]] = {gemma: {"hidden_activation": "silu", "query_pre_attn_scalar": 32} for gemma in GEMMAS}
-NEEDS |= {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
-}
-"""What a family's config says beyond `BASE`, for its spec to be like the others'."""
-RENAMED = {(family, "hidden_act"): "hidden_activation" for family in GEMMAS}
-UNDERSTOOD = {
-    "gemma2": {"query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"},
-    "gemma3": {"query_pre_attn_scalar", "final_logit_softcapping"},
-    "mixtral": {"num_local_experts"},
-    "qwen3_moe": {"num_local_experts"},
-}
-"""Settings that one family has words for, and the others refuse."""
-
-
-def config(family: str, **changes: object) -> dict[str, Any]:
-    row = FAMILIES[family]
-    return {**BASE, "model_type": row.hf_model_type, "architectures": [row.hf_architecture], **NEEDS.get(family, {}), **changes}
+from sterna.models.spec import ModelSpec, RopeDynamic, RopeLinear, RopeLlama3, RopeYarn
+from unit.models.settings import ALL, EXPERTS, GEMMAS, NEEDS, RENAMED, UNDERSTOOD, UNTIED, config, spec, windows
 
 
 def without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in names}
-
-
-def spec(family: str, settings: dict[str, Any], *, context_len: int = 1024) -> ModelSpec:
-    return load_family(family).spec_from_hf(settings, UNTIED, context_len=context_len)
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -241,11 +204,6 @@ def test_norms_stand_where_each_family_has_them() -> None:
     assert {family: norms(family) for family in ALL} == {**dict.fromkeys(ALL, (True, False)), **dict.fromkeys(GEMMAS, (True, True))}
 
 
-def windows(family: str, *, context_len: int = 1024, **changes: object) -> list[int | None]:
-    made = spec(family, config(family, **changes), context_len=context_len)
-    return [layer.mixer.window for layer in made.layers]
-
-
 def test_mistrals_window_is_on_every_layer_and_null_is_none() -> None:
     assert windows("mistral", sliding_window=256) == [256] * 3
     assert windows("mistral", sliding_window=None) == [None] * 3
@@ -274,103 +232,6 @@ def test_qwens_windows_follow_the_switch_and_the_layers(family: str) -> None:
         windows(family, **on, layer_types=["chunked_attention"] * 3)
     with pytest.raises(ModelError, match="sliding_window"):
         windows(family, use_sliding_window=True, sliding_window=-1)
-
-
-def test_experts_go_by_either_name_and_within_bounds() -> None:
-    def experts(family: str, **changes: object) -> Any:
-        return spec(family, config(family, **changes)).layers[0].mlp
-
-    mixtral = experts("mixtral", num_local_experts=8, num_experts_per_tok=3)
-    assert mixtral == MoESpec(8, 3, 128, "silu", normalize=True)
-    qwen = {"moe_intermediate_size": 48, "num_experts": 16, "num_experts_per_tok": 4}
-    assert experts("qwen3_moe", **qwen) == MoESpec(16, 4, 48, "silu", normalize=False)
-    assert experts("qwen3_moe", **qwen, num_local_experts=16, norm_topk_prob=True) == MoESpec(16, 4, 48, "silu", normalize=True)
-    for name, value in (
-        ("num_experts", 17),  # beside num_local_experts = 16
-        ("num_local_experts", 1025),
-        ("num_local_experts", 0),
-        ("num_experts_per_tok", 17),
-        ("num_experts_per_tok", 0),
-        ("moe_intermediate_size", 0),
-        ("norm_topk_prob", 1),
-    ):
-        with pytest.raises(ModelError, match=name):
-            experts("qwen3_moe", **{**qwen, "num_local_experts": 16, name: value})
-    with pytest.raises(ModelError, match="num_local_experts: 1024 in each of 1000 layers"):
-        experts("mixtral", num_local_experts=1024, num_hidden_layers=1000)
-
-
-def test_layers_without_experts_are_where_qwen3s_settings_say() -> None:
-    def has_experts(**changes: object) -> list[bool]:
-        made = spec("qwen3_moe", config("qwen3_moe", num_hidden_layers=5, **changes))
-        plain = {layer.mlp for layer in made.layers if isinstance(layer.mlp, GatedMLPSpec)}
-        assert plain <= {GatedMLPSpec(128, "silu")}
-        return [isinstance(layer.mlp, MoESpec) for layer in made.layers]
-
-    assert has_experts() == [True] * 5
-    assert has_experts(mlp_only_layers=[0, 3]) == [False, True, True, False, True]
-    assert has_experts(decoder_sparse_step=2) == [False, True, False, True, False]
-    assert has_experts(decoder_sparse_step=2, mlp_only_layers=[1]) == [False, False, False, True, False]
-    for name, value in (("mlp_only_layers", "0"), ("mlp_only_layers", [0.5]), ("decoder_sparse_step", 0)):
-        with pytest.raises(ModelError, match=name):
-            has_experts(**{name: value})
-
-
-def test_windows_of_models_with_experts_are_on_every_layer() -> None:
-    assert windows("mixtral", sliding_window=128) == [128] * 3
-    assert windows("mixtral") == [None] * 3
-    assert windows("qwen3_moe", sliding_window=128) == [None] * 3
-    assert windows("qwen3_moe", sliding_window=128, use_sliding_window=True) == [128] * 3
-    with pytest.raises(ModelError, match="max_window_layers"):
-        windows("qwen3_moe", sliding_window=128, use_sliding_window=True, max_window_layers=2)
-
-
-def test_gemmas_windows_alternate_or_follow_the_layers() -> None:
-    wide = {"sliding_window": 128, "num_hidden_layers": 7}
-    assert windows("gemma2", **wide) == [128, None, 128, None, 128, None, 128]
-    assert windows("gemma3", **wide) == [128] * 5 + [None, 128]
-    assert windows("gemma3", **wide, sliding_window_pattern=3) == [128, 128, None, 128, 128, None, 128]
-    for family in GEMMAS:
-        assert windows(family, sliding_window=128, layer_types=["full_attention", *["sliding_attention"] * 2]) == [None, 128, 128]
-        assert windows(family, **{**wide, "sliding_window": None}) == [None] * 7
-        with pytest.raises(ModelError, match="layer_types"):
-            windows(family, layer_types=["full_attention"])
-        with pytest.raises(ModelError, match="sliding_window"):
-            windows(family, sliding_window=-1)
-
-
-def test_gemma_scales_embeddings_and_scores_and_caps_scores_and_logits() -> None:
-    made = spec("gemma2", config("gemma2", query_pre_attn_scalar=100, attn_logit_softcapping=40, final_logit_softcapping=20))
-    assert (made.embed_scale, made.logit_softcap) == (8.0, 20.0)
-    assert (made.layers[0].mixer.scale, made.layers[0].mixer.softcap) == (pytest.approx(0.1), 40.0)
-    free = spec("gemma2", config("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None))
-    assert (free.layers[0].mixer.softcap, free.logit_softcap) == (None, None)
-    for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
-        with pytest.raises(ModelError, match=name):
-            spec("gemma2", config("gemma2", **{name: 0}))
-
-
-def test_gemma_3_has_a_rope_for_each_kind_of_layer_in_either_layout() -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    linear = {"rope_type": "linear", "factor": 8.0}
-    old = config("gemma3", layer_types=kinds, rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=linear)
-    full, local = {**linear, "rope_theta": 2e6}, {"rope_type": "default", "rope_theta": 3e4}
-    new = config("gemma3", layer_types=kinds, rope_parameters={"full_attention": full, "sliding_attention": local})
-    for settings in (old, new):
-        ropes = [layer.mixer.rope for layer in spec("gemma3", settings).layers]
-        assert ropes == [RopeSpec(3e4, 256), RopeSpec(2e6, 256, RopeLinear(8.0)), RopeSpec(3e4, 256)]
-        assert load_family("gemma3").context_len_from_hf(settings) == 1024
-    for wrong, named in (
-        ({"full_attention": {"rope_type": "longrope"}}, r"rope_parameters\.full_attention\.rope_type"),
-        ({"sliding_attention": {"rope_theta": 1}}, r"rope_parameters\.sliding_attention\.rope_theta"),
-        ({"rope_theta": 1e4}, r"rope_parameters\.rope_theta"),
-    ):
-        with pytest.raises(ModelError, match=named):
-            spec("gemma3", config("gemma3", rope_parameters=wrong))
-    with pytest.raises(ModelError, match="rope_scaling"):
-        spec("gemma3", {**new, "rope_scaling": linear})
-    with pytest.raises(ModelError, match="rope_local_base_freq"):
-        spec("gemma3", config("gemma3", rope_local_base_freq=1))
 
 
 def test_a_window_where_the_family_has_none_is_refused() -> None:
@@ -441,6 +302,8 @@ def test_a_spec_survives_being_saved() -> None:
     import msgspec
 
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     for family in ALL:
-        made = spec(family, config(family, rope_scaling=yarn))
+        made = spec(family, config(family, rope_scaling=long if family == "phi3" else yarn))
+        assert made.layers[2].mixer.rope.scaling is not None or family == "gemma3"
         assert msgspec.json.decode(msgspec.json.encode(made), type=ModelSpec) == made

@@ -25,6 +25,9 @@ ROPE_NAMES = [
     "beta_fast",
     "attention_factor",
     "rope_theta",
+    "short_factor",
+    "long_factor",
+    "partial_rotary_factor",
 ]
 ROPES = st.builds(lambda kind, rest: {"rope_type": kind, **rest}, KINDS | VALUES, st.dictionaries(st.sampled_from(ROPE_NAMES), VALUES))
 
@@ -34,13 +37,14 @@ HF_NAMES = [
     *("attention_bias", "mlp_bias", "rope_theta", "rope_parameters", "tie_word_embeddings", "pretraining_tp", "architectures"),
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"),
+    *("partial_rotary_factor", "original_max_position_embeddings"),
 ]
 GGUF_NAMES = [
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count"),
     *("attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.freq_base"),
     *("rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "expert_count"),
     *("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window_pattern", "rope.freq_base_swa"),
-    *("expert_used_count", "expert_feed_forward_length"),
+    *("expert_used_count", "expert_feed_forward_length", "rope.scaling.attn_factor"),
 ]
 HF_BASE: dict[str, Any] = {
     "vocab_size": 320,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sterna.models.registry import load_family
 from sterna.models.rope import inverse_frequencies
 from sterna.models.spec import RopeDynamic, RopeFactors, RopeLinear, RopeLlama3, RopeScaling, RopeSpec, RopeYarn
 
@@ -73,3 +74,25 @@ def test_factors_divide_pair_by_pair_and_their_count_is_checked() -> None:
     assert scale == 1.0
     with pytest.raises(ValueError, match="3 rope factors for 4 pairs"):
         inverse_frequencies(RopeSpec(10_000.0, 8, RopeFactors((1.0, 2.0, 4.0))))
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_long_rope_is_that_of_transformers_on_either_side_of_the_original_window(long: bool) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    settings = {"short_factor": [1.0 + i / 4 for i in range(12)], "long_factor": [1.0 + i * i for i in range(12)]}
+    config = transformers.Phi3Config(
+        hidden_size=128,
+        num_attention_heads=4,
+        max_position_embeddings=4096,
+        original_max_position_embeddings=512,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "factor": 8.0, **settings},
+    )
+    expected, expected_scale = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=513 if long else 512)
+    made = load_family("phi3").spec_from_hf({**config.to_dict(), "tie_word_embeddings": True}, {}, context_len=513 if long else 512)
+    rope = made.layers[0].mixer.rope
+    assert rope is not None
+    frequencies, scale = inverse_frequencies(rope)
+    np.testing.assert_allclose(frequencies, expected.numpy().astype(np.float64), rtol=2e-6)
+    assert scale == pytest.approx(expected_scale, abs=1e-12)

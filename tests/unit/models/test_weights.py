@@ -93,6 +93,7 @@ def assert_alike(a: object, b: object) -> None:
 RAW = {
     "llama": ["embed", "layers.0.attn.q", "layers.1.attn.k", "layers.1.attn.v", "layers.2.mlp.down"],
     "qwen3-moe": ["layers.0.attn.q", "layers.0.mlp.experts.0.gate", "layers.1.mlp.experts.3.up", "layers.2.mlp.experts.2.down"],
+    "phi3": ["layers.0.attn.q", "layers.1.attn.k", "layers.2.attn.v", "layers.0.mlp.gate", "layers.1.mlp.up", "layers.1.mlp.down"],
 }
 
 

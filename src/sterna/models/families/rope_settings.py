@@ -24,7 +24,7 @@ _HF_KEYS = {
 }
 """What each kind of rope understands; any other key that has a value is refused."""
 
-_GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
+GGUF_NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope.scaling.alpha": (0.0,),
     "rope.scaling.attn_factor": (0.0, 1.0),
     "rope.scaling.yarn_attn_factor": (1.0, -1.0),
@@ -58,7 +58,7 @@ def rope_from_gguf(metadata: Fields, shapes: Shapes, *, head_dim: int, tensors: 
             raise metadata.fault("rope.scaling.type", f"the file scales rope by {name}, which is not supported for this architecture")
     if ROPE_FREQS in shapes and ROPE_FREQS not in tensors:
         raise metadata.fault("rope.scaling.type", f"the file scales rope by {ROPE_FREQS}, whose contents were not given")
-    metadata.refuse({"rope.dimension_count": (head_dim, 0), **_GGUF_NEUTRAL})
+    metadata.refuse({"rope.dimension_count": (head_dim, 0), **GGUF_NEUTRAL})
     scaling = _scaling_from_gguf(metadata)
     if ROPE_FREQS in tensors:
         scaling = _with_factors(metadata, scaling, tensors[ROPE_FREQS], head_dim)
