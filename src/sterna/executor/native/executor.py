@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+import sterna.executor.native._native as _native
 from sterna.config.cores import usable_cores
 from sterna.config.memory import available_memory_bytes, show_bytes
 from sterna.config.model_config import ModelConfig
@@ -18,7 +19,6 @@ from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError, ModelError
 from sterna.executor.base import STATUS_NAN, STATUS_OK, Executor, ExecutorInfo, ForwardBatch, Int32Array, StepHandle, StepOutput
 from sterna.executor.kv_memory import choose_group_slots, kv_bytes
-from sterna.executor.native import _native
 from sterna.executor.native.isa import choose_isa
 from sterna.executor.native.pack import open_packed
 from sterna.executor.native.plan import Weights, engine_config

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sterna.executor.native._native as _native
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
-from sterna.executor.native import _native
 
 OWN_ORDER = "amx"
 """Sums bfloat16 products in an order of its own (csrc/kernels/kernels.h)."""
@@ -15,7 +15,7 @@ def choose_isa(args: ServerArgs) -> str:
 
     Raises ConfigError for one that the processor or this build lacks.
     """
-    available = _native.available_isas()
+    available: list[str] = _native.available_isas()
     if args.isa == "auto":
         return next(isa for isa in available if isa != OWN_ORDER or args.arithmetic != "portable")
     if args.isa not in available:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from sterna.executor.native import _native
+import sterna.executor.native._native as _native
 from sterna.executor.native.packed_file import PackedHeader
 from sterna.models.rope import inverse_frequencies
 from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, MoESpec, RopeSpec
