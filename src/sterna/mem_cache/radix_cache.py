@@ -62,6 +62,9 @@ class RadixCache(PrefixCache):
     def match_length(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> int:
         return self._continuable(*self._descend(namespace, key[: self._whole_pages(min(limit, len(key)))]))
 
+    def known_length(self, namespace: CacheNamespace, key: Int64Array) -> int:
+        return self._descend(namespace, key[: self._whole_pages(len(key))])[1]
+
     def _descend(self, namespace: CacheNamespace, key: Int64Array) -> tuple[list[RadixNode], int]:
         """The nodes that `key` (whole pages) goes along, and how far: perhaps only half way into the last. Changes nothing."""
         node, length = self._root, 0
