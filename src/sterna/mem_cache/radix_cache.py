@@ -199,9 +199,7 @@ class RadixCache(PrefixCache):
             if node.lock_ref or node.children:
                 continue  # it gets a new entry when it is an unlocked leaf again
             freed += len(node.key)
-            parent = self._remove(node)
-            if not self._full:
-                self._prune(parent)
+            self._remove(node)
         return freed
 
     def _bound_keys(self) -> None:

@@ -190,13 +190,13 @@ def test_without_a_full_group_keys_are_bounded_by_the_slots() -> None:
     most = KEYS_PER_SLOT * 16 * PAGE
     sizes = []
     for conversation in range(40):
-        tokens = [conversation] * (12 * PAGE)
-        if pools.available < len(tokens):
-            cache.evict(0, len(tokens) - pools.available)
-        insert(pools, cache, tokens, missing=11 * PAGE)
+        if not pools.available:
+            cache.evict(0, PAGE)
+        last = pools.alloc(1)[0]
+        slots = np.concatenate([np.full(39 * PAGE, NO_SLOT, dtype=np.int32), last])
+        cache.insert(NOBODY, np.full(40 * PAGE, conversation, dtype=np.int64), (slots,), 0)
         sizes.append(sum(len(node.key) for node in nodes(cache)))
-    assert max(sizes) <= most + 12 * PAGE
-    assert max(sizes) > most / 4
+    assert most - 40 * PAGE < max(sizes) <= most + 40 * PAGE
 
 
 # ---- the queue ----
