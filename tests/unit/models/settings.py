@@ -36,7 +36,7 @@ UNDERSTOOD = {
     "qwen3_moe": {"num_local_experts"},
     "phi3": {"partial_rotary_factor"},
     "granite": {"logits_scaling", "attention_multiplier", "residual_multiplier"},
-    "smollm3": {"no_rope_layers"},
+    "smollm3": {"no_rope_layers", "pretraining_tp"},
 }
 """Settings that one family has words for, and the others refuse."""
 

@@ -21,7 +21,8 @@ class SmolLM3(Llama):
     def spec_from_hf(self, config: Settings, tensor_shapes: Shapes, *, context_len: int) -> ModelSpec:
         fields = hf_fields(config)
         # Absent settings have the values of transformers' SmolLM3Config.
-        dims = hf_dimensions(fields, tensor_shapes, reads=("no_rope_layers",), kv_heads=4)
+        # Published configs have a `pretraining_tp` of 2, which nothing reads.
+        dims = hf_dimensions(fields, tensor_shapes, reads=("no_rope_layers", "pretraining_tp"), kv_heads=4)
         turning = _turning_layers(fields, dims.num_layers)
         rope = rope_settings.rope_from_hf(fields, head_dim=dims.head_dim, context_len=context_len, default_theta=2e6)
         on = fields.flag("use_sliding_window", False)
