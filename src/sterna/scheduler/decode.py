@@ -11,6 +11,7 @@ from collections.abc import Collection
 import numpy as np
 
 from sterna.mem_cache.allocator import OutOfSlots
+from sterna.mem_cache.window import least_window_tokens
 from sterna.scheduler.finish import needs_every_token
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req, ReqState
@@ -65,6 +66,13 @@ class RunningBatch:
     def future_tokens(self, clip: int) -> int:
         """Output tokens that may still come, at most `clip` a row."""
         return int(np.minimum(self.tokens_left[: len(self.reqs)], clip).sum())
+
+    def future_slots(self, share: float, window: int, page_size: int) -> int:
+        """Slots that a group with `window` still gives out for them, if `share` of them come: those of a row that has a window's worth come
+        from what it gives back."""
+        n = len(self.reqs)
+        growth = np.maximum(least_window_tokens(window, page_size) - self.kv_lens[:n], page_size)
+        return int(np.minimum(self.tokens_left[:n] * share, growth).sum())
 
     def grow(self, ledger: KVLedger) -> bool:
         """A slot for every row's next token; False, and nothing has changed, where memory is too short for that."""

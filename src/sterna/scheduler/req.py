@@ -60,6 +60,8 @@ class Req:
     """Tokens whose KV is computed; while it runs, `RunningBatch` keeps it."""
     tree_len: int = 0
     allocated_len: int = 0
+    window_starts: tuple[int, ...] = ()
+    """Per KV group with a window: the first position whose slot it still holds."""
     node: PrefixNode | None = None
 
     # What was said of it.

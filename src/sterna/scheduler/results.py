@@ -68,6 +68,8 @@ class ResultTaker:
         n = batch.num_decodes
         if n:
             self._take_decodes(running, batch.decodes, tokens[:n], valid[:n], result, now)
+            if self._ledger.pools.windows:
+                self._free_behind(running, batch.decodes)
         for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
             try:
                 self._take_chunk(chunk, token, ok, result, now)
@@ -98,6 +100,12 @@ class ResultTaker:
             if len(output_ids) - req.num_sent >= req.output_interval:
                 due.append(req)
         result.num_tokens += int(valid.sum())
+
+    def _free_behind(self, running: RunningBatch, rows: slice) -> None:
+        """Rows that have filled a page may have left another behind their windows."""
+        kv_lens = running.kv_lens[rows]
+        for i in np.flatnonzero(kv_lens % self._ledger.page_size == 0).tolist():
+            self._ledger.free_behind(running.reqs[rows][i], int(kv_lens[i]))
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
         """A row that may end here; a fault in its handling ends it and nobody else."""
@@ -130,6 +138,7 @@ class ResultTaker:
         req.kv_len = chunk.end
         req.chunks += 1
         self._ledger.cache_computed(req)
+        self._ledger.free_behind(req, chunk.end)
         if not is_last:
             return
         result.num_tokens += 1

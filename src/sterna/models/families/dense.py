@@ -9,7 +9,7 @@ from sterna.models.families import rope_settings
 from sterna.models.families.dimensions import Dimensions, gguf_fields, hf_fields
 from sterna.models.families.names import GGUF_NAMES, HF_NAMES, Names, Place
 from sterna.models.family import Family, Settings
-from sterna.models.spec import AttentionSpec, GatedMLPSpec, KVGroup, LayerSpec, ModelSpec, MoESpec, RopeSpec
+from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, MoESpec, RopeSpec, kv_groups
 from sterna.models.stored import Rows, Source
 
 
@@ -76,12 +76,11 @@ def dense_spec(
         return LayerSpec(mixer, mlp(index) if mlp else gated, dims.norm_eps, pre_norm, post_norm, residual_scale)
 
     layers = tuple(layer(index) for index in range(dims.num_layers))
-    group = KVGroup("full", tuple(range(dims.num_layers)), 2 * dims.num_layers * dims.num_kv_heads * dims.head_dim)
     return ModelSpec(
         vocab_size=dims.vocab_size,
         hidden_size=dims.hidden_size,
         layers=layers,
-        kv_groups=(group,),
+        kv_groups=kv_groups(layers),
         final_norm_eps=dims.norm_eps,
         tied_head=dims.tied_head,
     )
