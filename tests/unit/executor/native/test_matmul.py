@@ -120,8 +120,21 @@ def test_float16_scales_count_in_full_subnormal_or_large(isa: str, form: Form, s
     for count in (1, 17):
         x = rows_of(count, 96)
         want = matmul(w, x)
-        assert want.any() and np.isfinite(want).all()
+        assert want.any()
+        assert np.isfinite(want).all()
         same_bits(product(isa, w, x), want)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if not sums_in_its_own_order(isa, (BF16, False, False, 32))])
+def test_bfloat16_products_near_the_smallest_numbers_count_alike(isa: str) -> None:
+    rng = np.random.default_rng(14)
+    codes = (rng.integers(0, 2, (32, 64)) << 15 | rng.integers(0, 0x2000, (32, 64))).astype(np.uint16)  # up to 2^-63, subnormals included
+    w = Weights((BF16, False, False, 32), codes, np.zeros((32, 0)), np.zeros((32, 0)))
+    x = rows_of(5, 64) * np.float32([[2.0**-126], [2.0**-100], [2.0**-63], [1.0], [2.0**20]])
+    want = product("portable", w, x)
+    assert (want == 0).any()
+    assert ((want != 0) & (np.abs(want) < 2.0**-120)).any()
+    same_bits(product(isa, w, x), want)
 
 
 @isas
@@ -154,7 +167,8 @@ def test_a_row_of_a_matrix_reads_back_to_the_bit(isa: str, form: Form) -> None:
     for row in (0, 15, 16, 32):
         out = kernels.dequantize_row(isa, form, 33, 72, w.data(), row)
         same_bits(out[:72], w.dequantized()[row])
-        assert out.shape == (96,) and not out[72:].any()
+        assert out.shape == (96,)
+        assert not out[72:].any()
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
