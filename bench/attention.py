@@ -1,7 +1,8 @@
 """Speed of the native attention kernel on one core: `python bench/attention.py [isa ...]`.
 
-Prompt-like calls (many queries over a span that stays in the cache) in multiply-adds a second; decode-like calls (the queries of one key
-head over keys read from memory) in bytes of keys and values a second. The best of several rounds, since other programs share the machine.
+Prompt-like calls (many queries over a span that stays in the cache) in multiply-adds a second; decode-like calls (the queries of
+one key head over keys read from memory) in bytes of keys and values a second. The best of several rounds, since other programs
+share the machine.
 """
 
 import sys

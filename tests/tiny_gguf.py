@@ -20,12 +20,15 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
     "phi3": "phi3",
+    "olmo2": "olmo2",
+    "granite": "granite",
+    "smollm3": "smollm3",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
 }
 
 
-_UNSAYABLE = ("qwen3-bias", "qwen3-moe-some")
+_UNSAYABLE = ("qwen3-bias", "qwen3-moe-some", "olmo2-bias")
 """llama.cpp reads no biases, and no layers without experts, for these architectures."""
 
 
@@ -92,6 +95,11 @@ def _add_settings(writer: gguf.GGUFWriter, variant: Variant) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if variant.family == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if variant.family in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
     if variant.family == "gemma2":
@@ -122,9 +130,10 @@ def _tensors(name: str, variant: Variant) -> dict[str, FloatArray]:
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors: dict[str, FloatArray] = {}
     for tensor, values in _stacked(weights(name)).items():
-        if ARCHITECTURES[variant.family] == "llama" and ".q_proj." in tensor:
+        paired = ARCHITECTURES[variant.family] in ("llama", "granite", "smollm3")
+        if paired and ".q_proj." in tensor:
             values = _interleave(values, config["num_attention_heads"])
-        elif ARCHITECTURES[variant.family] == "llama" and ".k_proj." in tensor:
+        elif paired and ".k_proj." in tensor:
             values = _interleave(values, config["num_key_value_heads"])
         if variant.family in ("gemma2", "gemma3") and tensor.endswith("norm.weight"):
             values = values + np.float32(1.0)

@@ -153,6 +153,13 @@ VARIANTS: dict[str, Variant] = {
             "rope_parameters": _longrope(6, attention_factor=1.25, partial_rotary_factor=0.75),
         },
     ),
+    "olmo2": Variant("olmo2", {"tie_word_embeddings": False}),
+    "olmo2-bias": Variant("olmo2", {"tie_word_embeddings": False, "attention_bias": True}),
+    "granite": Variant(
+        "granite", {"embedding_multiplier": 0.5, "attention_multiplier": 0.4, "residual_multiplier": 1.5, "logits_scaling": 4.0}
+    ),
+    "smollm3": Variant("smollm3", {"num_hidden_layers": 4, "pad_token_id": 0}),
+    "smollm3-window": Variant("smollm3", {**_WINDOW, "no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
     "gemma2": Variant(
         "gemma2",
         {**_GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 6.0, "final_logit_softcapping": 5.0},
@@ -179,6 +186,9 @@ def weights(name: str) -> dict[str, FloatArray]:
         # Its norms multiply by 1 + weight, and its embeddings by the root of the width.
         values |= {tensor: norm - np.float32(1.0) for tensor, norm in values.items() if tensor.endswith("norm.weight")}
         values["model.embed_tokens.weight"] /= np.float32(8.0)
+    if variant.family == "olmo2":
+        # A norm over all heads leaves scores small.
+        values |= {tensor: norm * np.float32(2.0) for tensor, norm in values.items() if tensor.endswith(("q_norm.weight", "k_norm.weight"))}
     return values
 
 
@@ -192,7 +202,7 @@ def weights_sha256(name: str) -> str:
 
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _GEMMA_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-_NORMS = {"gemma2": _GEMMA_NORMS, "gemma3": _GEMMA_NORMS}
+_NORMS = {"gemma2": _GEMMA_NORMS, "gemma3": _GEMMA_NORMS, "olmo2": ("post_attention", "post_feedforward")}
 
 
 def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
@@ -222,6 +232,8 @@ def _shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
         for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)) if family != "phi3" else ():
             linear(f"{layer}.self_attn.{part}_proj", rows, hidden, qkv_bias)
         linear(f"{layer}.self_attn.o_proj", hidden, q_rows, config.get("attention_bias", False))
+        if family == "olmo2":
+            shapes |= {f"{layer}.self_attn.q_norm.weight": (q_rows,), f"{layer}.self_attn.k_norm.weight": (kv_rows,)}
         if family in ("qwen3", "qwen3_moe", "gemma3"):
             shapes[f"{layer}.self_attn.q_norm.weight"] = shapes[f"{layer}.self_attn.k_norm.weight"] = (variant.head_dim,)
         if family == "mixtral":

@@ -6,9 +6,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <memory>
+#include <ctime>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -93,12 +92,13 @@ void require_bytes(const Matrix& w, const Bytes& data) {
   require(data.size() == w.bytes(), "a matrix of this form has " + std::to_string(w.bytes()) + " bytes, not " + std::to_string(data.size()));
 }
 
+// x as the matrix takes it.
 struct Rows {
-  Rows(const Kernels& kernels, const Matrix& w, const Floats<2>& x)
-      : stride(w.quant == Quant::kBf16 ? Activations::bf16_stride(w.cols) : Activations::int8_stride(w.cols)), memory(stride * x.shape(0)) {
-    for (size_t r = 0; r < x.shape(0); r++) {
-      (w.quant == Quant::kBf16 ? kernels.to_bf16 : kernels.quantize)(x.data() + r * x.shape(1), w.cols, memory.data() + r * stride);
-    }
+  Rows(const Kernels& kernels, const Matrix& w, const float* x, int rows)
+      : stride(w.quant == Quant::kBf16 ? Activations::bf16_stride(w.cols) : Activations::int8_stride(w.cols)), memory(stride * size_t(rows)) {
+    const auto convert = w.quant == Quant::kBf16 ? kernels.to_bf16 : kernels.quantize;
+    FlushSubnormals flush;
+    for (size_t r = 0; r < size_t(rows); r++) convert(x + r * size_t(w.cols), w.cols, memory.data() + r * stride);
   }
   Activations view(const Matrix& w) const { return {memory.data(), stride, w.cols}; }
 
@@ -106,7 +106,7 @@ struct Rows {
   Aligned memory;
 };
 
-// y[M][padded_rows]: computed in calls of row_splits rows and block_splits blocks each (0: all at once), NaN before.
+// y[M][padded_rows]: computed in calls of rows_at_once rows and blocks_at_once blocks each (0: all at once), NaN before.
 nb::ndarray<nb::numpy, float> matmul(const std::string& isa, const FormTuple& form, int rows, int cols, const Bytes& data, const Floats<2>& x,
                                      int rows_at_once, int blocks_at_once) {
   const Kernels& kernels = table(isa);
@@ -121,7 +121,7 @@ nb::ndarray<nb::numpy, float> matmul(const std::string& isa, const FormTuple& fo
   std::fill(y.data(), y.data() + y.size(), __builtin_nanf(""));
   nb::gil_scoped_release release;
   FlushSubnormals flush;
-  const Rows quantized(kernels, w, x);
+  const Rows quantized(kernels, w, x.data(), num_rows);
   for (int row = 0; row < num_rows; row += row_step) {
     for (int block = 0; block < w.blocks(); block += block_step) {
       kernels.matmul(w, quantized.view(w), row, std::min(row_step, num_rows - row), block, std::min(block_step, w.blocks() - block), y.data(),
@@ -131,35 +131,42 @@ nb::ndarray<nb::numpy, float> matmul(const std::string& isa, const FormTuple& fo
   return y;
 }
 
-// Seconds of a product, the best of several rounds, by `threads` threads that cut it by blocks; `copies` matrices one after the other.
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + double(now.tv_nsec) * 1e-9;
+}
+
+// Processor seconds of a product in the slowest of `threads` threads that cut it by blocks, the best of several rounds; `copies` matrices one after
+// the other. Processor time, since other programs may share the machine.
 double time_matmul(const std::string& isa, const FormTuple& form, int rows, int cols, int num_rows, int copies, int threads, int rounds) {
   const Kernels& kernels = table(isa);
   const Matrix shape = shape_of(form, rows, cols);
   require(num_rows > 0 && copies > 0 && threads > 0 && rounds > 0, "all counts are positive");
   nb::gil_scoped_release release;
   const Aligned data(shape.bytes() * size_t(copies));
-  std::memset(data.data(), 0x34, shape.bytes() * size_t(copies));  // a quarter, near enough, in every number format
-  const size_t stride = shape.quant == Quant::kBf16 ? Activations::bf16_stride(cols) : Activations::int8_stride(cols);
-  const Aligned x(stride * size_t(num_rows));
-  std::vector<float> row(size_t(cols), 0.5f), y(size_t(num_rows) * size_t(shape.padded_rows()));
-  for (int r = 0; r < num_rows; r++) (shape.quant == Quant::kBf16 ? kernels.to_bf16 : kernels.quantize)(row.data(), cols, x.data() + size_t(r) * stride);
-  auto part = [&](int thread) {
+  std::memset(data.data(), 0x34, shape.bytes() * size_t(copies));  // 0.26 as float16, and normal in the other formats
+  std::vector<float> x(size_t(num_rows) * size_t(cols), 0.5f), y(size_t(num_rows) * size_t(shape.padded_rows()));
+  const Rows quantized(kernels, shape, x.data(), num_rows);
+  auto part = [&](int thread, double* seconds) {
     FlushSubnormals flush;
     const int first = int(int64_t(shape.blocks()) * thread / threads), end = int(int64_t(shape.blocks()) * (thread + 1) / threads);
+    const double start = thread_seconds();
     Matrix w = shape;
     for (int i = 0; i < copies; i++) {
       w.data = data.data() + size_t(i) * shape.bytes();
-      kernels.matmul(w, Activations{x.data(), stride, cols}, 0, num_rows, first, end - first, y.data(), size_t(shape.padded_rows()));
+      kernels.matmul(w, quantized.view(w), 0, num_rows, first, end - first, y.data(), size_t(shape.padded_rows()));
     }
+    *seconds = thread_seconds() - start;
   };
   double best = 1e30;
   for (int round = 0; round < rounds; round++) {
-    const auto start = std::chrono::steady_clock::now();
+    std::vector<double> seconds(size_t(threads), 0.0);
     std::vector<std::thread> others;
-    for (int thread = 1; thread < threads; thread++) others.emplace_back(part, thread);
-    part(0);
+    for (int thread = 1; thread < threads; thread++) others.emplace_back(part, thread, &seconds[size_t(thread)]);
+    part(0, seconds.data());
     for (std::thread& each : others) each.join();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best = std::min(best, *std::max_element(seconds.begin(), seconds.end()));
   }
   return best / copies;
 }
@@ -225,7 +232,7 @@ void bind_matmul(nb::module_& m) {
   kernels.def("matmul", &matmul, "isa"_a, "form"_a, "rows"_a, "cols"_a, "data"_a, "x"_a, "rows_at_once"_a = 0, "blocks_at_once"_a = 0,
               "x[M][cols] to y[M][padded_rows]; form = (quant, has_min, float32_scales, scale_group)");
   kernels.def("time_matmul", &time_matmul, "isa"_a, "form"_a, "rows"_a, "cols"_a, "num_rows"_a, "copies"_a, "threads"_a, "rounds"_a,
-              "Seconds of a product, by wall clock");
+              "Processor seconds of a product in the slowest thread");
   kernels.def("quantize", &quantize, "isa"_a, "x"_a, "(q[groups][32], d, s, s16, zero_int4, zero_int8, zero_int8_16)");
   kernels.def("to_bf16", &to_bf16, "isa"_a, "x"_a, "Padded to whole groups of 32");
   kernels.def("dequantize_row", &dequantize_row, "isa"_a, "form"_a, "rows"_a, "cols"_a, "data"_a, "row"_a, "Padded to whole groups of 32");

@@ -1,7 +1,9 @@
 // Logits to token ids: the torch executor's sampler (executor/torch/sampler.py has the order of the filters), token for token.
 //
-// A row whose logits hold a NaN or +inf, masked or not, or in which no token is left that isn't -inf, gives `nan` and no token, and its state stays as it was.
-// Tokens of logit -inf are never drawn. Callers compute inside a `FlushSubnormals` scope.
+// A row whose logits hold a NaN or +inf, masked or not, or that has no token left whose logit isn't -inf (a mask may forbid all), gives `nan` and no
+// token, and its state stays as it was. Tokens of logit -inf are never drawn. Callers compute inside a `FlushSubnormals` scope.
+//
+// Time: a greedy row costs a pass over the logits; a random one another, and random numbers (no logarithms) for the tokens whose logits aren't hopeless.
 #pragma once
 
 #include <memory>

@@ -12,7 +12,8 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 void require_tokens(const char* what, const int32_t* ids, size_t count, int vocab_size) {
   for (size_t i = 0; i < count; ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_size) {
-      throw std::invalid_argument(std::string(what) + " token " + std::to_string(ids[i]) + " is not in a vocabulary of " + std::to_string(vocab_size));
+      const std::string token = std::string(what) + " token " + std::to_string(ids[i]);
+      throw std::invalid_argument(token + " is not in a vocabulary of " + std::to_string(vocab_size));
     }
   }
 }

@@ -27,8 +27,8 @@ void take_values(const float* x, int n, float cut, float below, SamplerScratch& 
 // scratch.blocks, num_blocks: those that hold a value >= cut; and their values as above.
 void collect(const Kernels& kernels, const float* x, int n, float cut, float below, SamplerScratch& scratch);
 
-// The smallest of z that a nucleus keeps: of those v for which the sum of exp over all larger ones is below `mass`, the smallest. z isn't empty, and is
-// reordered. Whether their sum reaches the mass is the caller's to know.
+// The smallest of z that a nucleus keeps: of those for which the sum of exp over all larger ones is below `mass`, the smallest. z isn't empty, and is
+// reordered.
 float nucleus_floor(std::vector<float>& z, double mass);
 
 }  // namespace sterna

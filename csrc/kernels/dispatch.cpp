@@ -14,6 +14,7 @@ void make_kernels_avx2(Kernels& k);
 void make_kernels_avx512vnni(Kernels& k);
 void make_kernels_avx512(Kernels& k);
 void make_kernels_amx(Kernels& k);
+void make_kernels_amx_emulated(Kernels& k);
 
 namespace {
 
@@ -59,6 +60,9 @@ std::vector<Kernels> make_tables() {
   if (has_avx2()) add(make_kernels_avx2);
 #endif
   add(make_kernels_portable);
+#if defined(STERNA_HAS_AMX_EMULATED)
+  if (has_avx512()) add(make_kernels_amx_emulated);  // last: for tests
+#endif
   return tables;
 }
 

@@ -1,8 +1,9 @@
 // The kernels for `amx`: shared sources over this instruction set's lanes, and its own matrix products.
 #define STERNA_LANES_AVX512 1
 #define STERNA_HAS_DPBF16 1
-#include "lanes.h"
 #include "kernels.h"
+#include "lanes.h"
+#include "tiles.h"
 
 namespace sterna {
 namespace {

@@ -69,10 +69,7 @@ void matmul_by_form(const Matrix& w, const Activations& x, int first_row, int nu
   by_form<Each>(Product{w, x.data + first_row * x.stride, x.stride, first_block, num_blocks, y + first_row * y_stride, y_stride}, num_rows);
 }
 
-// Panel<Form>::run<rows>(product) computes exactly `rows` rows, up to Panel<Form>::kRows. All rows are cut into panels as even as can be; blocks are
-// taken as many at once as stay in the second-level cache while the panels pass over them.
-constexpr size_t kCachedBytes = 256 << 10;
-
+// Panel<Form>::run<rows>(product) computes exactly `rows` rows, up to Panel<Form>::kRows. All rows are cut into panels as even as can be.
 template <template <class> class Panel, class F, int kRows = Panel<F>::kRows>
 STERNA_INLINE void run_panel(const Product& p, int rows) {
   if (rows == kRows) {
@@ -82,17 +79,24 @@ STERNA_INLINE void run_panel(const Product& p, int rows) {
   }
 }
 
+constexpr size_t kCachedBytes = 256 << 10;
+
+// `each(part)` for parts of p's blocks: all of them, or where rows come in several passes, as many as stay in the cache.
+template <class Each>
+STERNA_INLINE void for_each_part(const Product& p, int passes, Each&& each) {
+  const int most = int(kCachedBytes / p.w.block_bytes()), at_once = passes == 1 ? p.num_blocks : most > 1 ? most : 1;
+  const int end = p.first_block + p.num_blocks;
+  for (int block = p.first_block; block < end; block += at_once) each(p.blocks_from(block, end - block < at_once ? end - block : at_once));
+}
+
 template <template <class> class Panel, class F>
 void run_panels(const Product& p, int rows) {
   const int panels = (rows + Panel<F>::kRows - 1) / Panel<F>::kRows;
-  const int most = int(kCachedBytes / p.w.block_bytes()), at_once = panels == 1 ? p.num_blocks : most > 1 ? most : 1;
-  const int end = p.first_block + p.num_blocks;
-  for (int block = p.first_block; block < end; block += at_once) {
-    const Product part = p.blocks_from(block, end - block < at_once ? end - block : at_once);
+  for_each_part(p, panels, [&](const Product& part) {
     for (int i = 0, row = 0; i < panels; i++) {
       const int next = int(int64_t(rows) * (i + 1) / panels);
       run_panel<Panel, F>(part.rows_from(row), next - row);
       row = next;
     }
-  }
+  });
 }

@@ -6,7 +6,7 @@ This Python has tokenizers, sentencepiece and gguf; PYTHON has xllamacpp (`model
 
 - text_byte_level.json: one vocabulary, whose merges cross every kind of boundary, so that each way of splitting shows in the ids;
   and for each `tokenizer.ggml.pre` the ids that llama.cpp gives the corpus with it. Splittings whose regular expressions llama.cpp
-  rewrites for its own engine with another meaning (tekken: it takes upper and lower case in ASCII only) are left out.
+  rewrites for its own engine with another meaning (tekken and gpt-4o: it takes upper and lower case in ASCII only) are left out.
 - text_sentencepiece.json: a BPE model with byte fallback and the settings of Llama 2, trained and run by SentencePiece itself.
 - text_smollm2.json: the default model's ids of the corpus by llama.cpp, from its own GGUF file.
 """
@@ -33,7 +33,10 @@ sys.path.insert(0, str(TESTS))
 
 from unit.text.corpus import LINES  # noqa: E402  (found by the line above)
 
-PRES = ("gpt-2", "smollm", "starcoder", "command-r", "llama-bpe", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "deepseek-v3", "deepseek-coder")
+PRES = (
+    *("gpt-2", "smollm", "starcoder", "command-r", "llama-bpe", "smaug-bpe", "dbrx"),
+    *("qwen2", "deepseek-r1-qwen", "deepseek-v3", "deepseek-coder"),
+)
 WIDTH = 32
 
 

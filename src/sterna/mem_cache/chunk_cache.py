@@ -30,6 +30,9 @@ class ChunkCache(PrefixCache):
     def match_length(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> int:
         return 0
 
+    def known_length(self, namespace: CacheNamespace, key: Int64Array) -> int:
+        return 0
+
     def insert(self, namespace: CacheNamespace, key: Int64Array, slots: SlotArrays, owned_from: int) -> PrefixMatch:
         return self._nothing
 

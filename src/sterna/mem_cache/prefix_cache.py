@@ -69,6 +69,11 @@ class PrefixCache(abc.ABC):
         """`match(…).length`, without touching anything."""
 
     @abc.abstractmethod
+    def known_length(self, namespace: CacheNamespace, key: Int64Array) -> int:
+        """How much of `key` the cache has, whether or not every group could continue there: of these tokens `insert` would free the
+        caller's slots, or fill gaps with them. Touches nothing."""
+
+    @abc.abstractmethod
     def insert(self, namespace: CacheNamespace, key: Int64Array, slots: SlotArrays, owned_from: int) -> PrefixMatch:
         """Offer the KV of `key` (n,), which lies in `slots` (n,) per group; `NO_SLOT` where a group with a window has given a page back.
 

@@ -62,6 +62,9 @@ class RadixCache(PrefixCache):
     def match_length(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> int:
         return self._continuable(*self._descend(namespace, key[: self._whole_pages(min(limit, len(key)))]))
 
+    def known_length(self, namespace: CacheNamespace, key: Int64Array) -> int:
+        return self._descend(namespace, key[: self._whole_pages(len(key))])[1]
+
     def _descend(self, namespace: CacheNamespace, key: Int64Array) -> tuple[list[RadixNode], int]:
         """The nodes that `key` (whole pages) goes along, and how far: perhaps only half way into the last. Changes nothing."""
         node, length = self._root, 0
@@ -196,9 +199,7 @@ class RadixCache(PrefixCache):
             if node.lock_ref or node.children:
                 continue  # it gets a new entry when it is an unlocked leaf again
             freed += len(node.key)
-            parent = self._remove(node)
-            if not self._full:
-                self._prune(parent)
+            self._remove(node)
         return freed
 
     def _bound_keys(self) -> None:

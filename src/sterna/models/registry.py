@@ -31,6 +31,9 @@ FAMILIES: dict[str, FamilyRow] = {
     "gemma2": FamilyRow("sterna.models.families.gemma2", "Gemma2", "gemma2", "Gemma2ForCausalLM", "gemma2"),
     "gemma3": FamilyRow("sterna.models.families.gemma3", "Gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3"),
     "phi3": FamilyRow("sterna.models.families.phi3", "Phi3", "phi3", "Phi3ForCausalLM", "phi3"),
+    "olmo2": FamilyRow("sterna.models.families.olmo2", "Olmo2", "olmo2", "Olmo2ForCausalLM", "olmo2"),
+    "granite": FamilyRow("sterna.models.families.granite", "Granite", "granite", "GraniteForCausalLM", "granite"),
+    "smollm3": FamilyRow("sterna.models.families.smollm3", "SmolLM3", "smollm3", "SmolLM3ForCausalLM", "smollm3"),
 }
 
 

@@ -53,6 +53,9 @@ FAMILIES = [
     "phi3-window",
     "phi3-short",
     "phi3-long",
+    "olmo2-bias",
+    "granite",
+    "smollm3-window",
 ]
 
 

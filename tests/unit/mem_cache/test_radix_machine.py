@@ -161,6 +161,14 @@ class RadixMachine(RuleBasedStateMachine):
         for group, slots in enumerate(match.slots):
             assert slots.tolist() == self.naive.slots(pages, group)
 
+    def check_known(self, namespace: CacheNamespace, key: np.ndarray, prefixes: list[Prefix]) -> None:
+        """Where no group is full, nodes without a page may or may not be there."""
+        known = self.cache.known_length(namespace, key)
+        there = [
+            PAGE * (at + 1) for at, prefix in enumerate(prefixes) if prefix in self.naive.pages and any(self.naive.pages[prefix].slots)
+        ]
+        assert known == max(there, default=0) if None in self.windows else known >= max(there, default=0)
+
     def lock(self, holder: Holder, by: int) -> None:
         change = self.cache.lock if by > 0 else self.cache.unlock
         change(holder.match.node, self.windowed(holder.starts))
@@ -199,6 +207,7 @@ class RadixMachine(RuleBasedStateMachine):
             self.pools.groups[group].free(own[group][:behind])
             slots.append(np.concatenate([holder.match.slots[group], np.full(behind, NO_SLOT), own[group][behind:]])[: len(tokens)])
         available = [pool.available for pool in self.pools.groups]
+        self.check_known(NAMESPACES[holder.namespace], self.key(tokens), self.naive.prefixes(holder.namespace, tokens))
         match = self.cache.insert(NAMESPACES[holder.namespace], self.key(tokens), tuple(each.astype(np.int32) for each in slots), before)
         unused = self.naive.insert(holder.namespace, tokens[: match.length], [each.tolist() for each in slots], before)
         assert match.length == len(tokens) // PAGE * PAGE

@@ -25,6 +25,7 @@ NEEDS: dict[str, dict[str, Any]] = {gemma: {"hidden_activation": "silu", "query_
 NEEDS |= {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+    "granite": {"attention_multiplier": 32**-0.5},
 }
 """What a family's config says beyond `BASE`, for its spec to be like the others'."""
 RENAMED = {(family, "hidden_act"): "hidden_activation" for family in GEMMAS}
@@ -34,6 +35,8 @@ UNDERSTOOD = {
     "mixtral": {"num_local_experts"},
     "qwen3_moe": {"num_local_experts"},
     "phi3": {"partial_rotary_factor"},
+    "granite": {"logits_scaling", "attention_multiplier", "residual_multiplier"},
+    "smollm3": {"no_rope_layers", "pretraining_tp"},
 }
 """Settings that one family has words for, and the others refuse."""
 
@@ -54,13 +57,14 @@ def windows(family: str, *, context_len: int = 1024, **changes: object) -> list[
 
 SHAPES = {"token_embd.weight": (320, 64), "output.weight": (320, 64)}
 ARCHITECTURES = sorted({row.gguf_architecture for row in FAMILIES.values() if row.gguf_architecture})
-GGUF_NEEDS = {"qwen3moe": {"expert_count": 4, "expert_used_count": 2}}
+GGUF_NEEDS: dict[str, dict[str, object]] = {"qwen3moe": {"expert_count": 4, "expert_used_count": 2}, "granite": {"logit_scale": 1.0}}
 """What an architecture needs beyond what all do."""
 GGUF_UNDERSTOOD = {
     "llama": {"expert_count"},
     "gemma2": {"attn_logit_softcapping"},
     "qwen3moe": {"expert_count"},
     "phi3": {"rope__scaling__type", "rope__dimension_count"},
+    "granite": {"logit_scale", "attention__scale"},
 }
 """Settings that one architecture has words for, and the others refuse."""
 

@@ -31,7 +31,7 @@ def test_the_common_dimensions_are_read(arch: str) -> None:
     assert (mixer.rope.theta, mixer.rope.dim, mixer.rope.scaling) == (5e5, 32, None)
     assert made.layers[0].mlp.activation == ("gelu_tanh" if arch in GEMMAS else "silu")
     assert made.final_norm_eps == 1e-5
-    assert mixer.qk_norm == {"qwen3": "head", "qwen3moe": "head", "gemma3": "head"}.get(arch)
+    assert mixer.qk_norm == {"qwen3": "head", "qwen3moe": "head", "gemma3": "head", "olmo2": "projection"}.get(arch)
     assert load_family(FAMILY_OF[arch]).context_len_from_gguf(metadata(arch)) == 1024
 
 
@@ -85,12 +85,13 @@ def test_settings_that_say_nothing_are_accepted() -> None:
 
 
 def test_biases_and_the_head_are_where_llamas_tensors_are() -> None:
-    plain = gguf_spec("llama", metadata("llama"), shapes={"token_embd.weight": (320, 64)})
-    assert plain.tied_head
-    assert not plain.layers[0].mixer.qkv_bias
     extra = {"blk.0.attn_q.bias": (64,), "blk.0.attn_output.bias": (64,), "blk.0.ffn_gate.bias": (128,)}
-    biased = gguf_spec("llama", metadata("llama"), shapes={**SHAPES, **extra}).layers[0]
-    assert (biased.mixer.qkv_bias, biased.mixer.o_bias, biased.mlp.bias) == (True, True, True)
+    for arch in ("llama", "granite", "smollm3"):
+        plain = gguf_spec(arch, metadata(arch), shapes={"token_embd.weight": (320, 64)})
+        assert plain.tied_head
+        assert not plain.layers[0].mixer.qkv_bias
+        biased = gguf_spec(arch, metadata(arch), shapes={**SHAPES, **extra}).layers[0]
+        assert (biased.mixer.qkv_bias, biased.mixer.o_bias, biased.mlp.bias) == (True, True, True)
     assert gguf_spec("qwen2", metadata("qwen2")).layers[0].mixer.qkv_bias
 
 
@@ -146,7 +147,7 @@ def test_a_window_is_on_every_layer_of_llama_and_refused_elsewhere() -> None:
     made = gguf_spec("llama", metadata("llama", attention__sliding_window=128))
     assert [layer.mixer.window for layer in made.layers] == [128] * 3
     assert gguf_spec("llama", metadata("llama", attention__sliding_window=1024)).layers[0].mixer.window is None
-    for arch in ("qwen2", "qwen3"):
+    for arch in ("qwen2", "qwen3", "qwen3moe", "olmo2", "granite", "smollm3"):
         with pytest.raises(ModelError, match=r"attention\.sliding_window"):
             gguf_spec(arch, metadata(arch, attention__sliding_window=128))
 
@@ -155,3 +156,39 @@ def test_a_window_is_on_every_layer_of_llama_and_refused_elsewhere() -> None:
 def test_long_factors_are_refused_where_they_would_not_be_used(arch: str) -> None:
     with pytest.raises(ModelError, match=r"rope_factors_long\.weight"):
         gguf_spec(arch, metadata(arch), shapes={**SHAPES, "rope_factors_long.weight": (8,)})
+
+
+def test_norms_stand_where_each_architecture_has_them() -> None:
+    def norms(arch: str) -> tuple[bool, bool]:
+        layer = gguf_spec(arch, metadata(arch)).layers[0]
+        return layer.pre_norm, layer.post_norm
+
+    assert {arch: norms(arch) for arch in ARCHITECTURES} == {
+        **dict.fromkeys(ARCHITECTURES, (True, False)),
+        **dict.fromkeys(GEMMAS, (True, True)),
+        "olmo2": (False, True),
+    }
+
+
+def test_granites_multipliers_are_read_and_0_stands_for_none() -> None:
+    def multipliers(**changes: object) -> tuple[float, float, float, float]:
+        made = gguf_spec("granite", metadata("granite", **changes))
+        return made.embed_scale, made.layers[1].mixer.scale, made.layers[1].residual_scale, made.logit_scale
+
+    given = {"embedding_scale": 12.0, "attention__scale": 0.015625, "residual_scale": 0.22, "logit_scale": 8.0}
+    assert multipliers(**given) == (12.0, 0.015625, 0.22, 0.125)
+    assert multipliers(logit_scale=8.0) == (1.0, 0.25, 1.0, 0.125)
+    assert multipliers(**{**dict.fromkeys(given, 0.0), "logit_scale": 8.0}) == (1.0, 0.25, 1.0, 0.125)
+    for wrong, named in (
+        ({"logit_scale": None}, "logit_scale"),
+        ({"logit_scale": 0.0}, "logit_scale"),
+        ({"residual_scale": -1.0}, "residual_scale"),
+        ({"rope__scaling__finetuned": False}, r"rope\.scaling\.finetuned"),
+    ):
+        with pytest.raises(ModelError, match=named):
+            multipliers(**wrong)
+
+
+def test_every_fourth_layer_of_smollm3_is_without_rope() -> None:
+    layers = gguf_spec("smollm3", metadata("smollm3", block_count=9)).layers
+    assert [layer.mixer.rope is None for layer in layers] == [False, False, False, True] * 2 + [False]

@@ -72,7 +72,9 @@ def test_absent_settings_have_the_values_of_transformers_configs() -> None:
         kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if family == "mistral" else "full_attention"] * 8
         for kind, layer in zip(kinds, made.layers, strict=True):
             assert layer.mixer.window == (theirs.sliding_window if kind == "sliding_attention" else None), family
-            assert layer.mixer.rope is not None
+            assert (layer.mixer.rope is not None) == (family != "smollm3" or layer not in made.layers[3::4])
+            if layer.mixer.rope is None:
+                continue
             ropes = theirs.rope_parameters
             assert layer.mixer.rope.theta == (ropes.get(kind) or ropes)["rope_theta"], family
         if family in EXPERTS:
@@ -80,6 +82,8 @@ def test_absent_settings_have_the_values_of_transformers_configs() -> None:
             assert (mlp.num_experts, mlp.top_k) == (theirs.num_local_experts, theirs.num_experts_per_tok)
             assert mlp.intermediate == getattr(theirs, "moe_intermediate_size", 128)
             assert mlp.normalize == getattr(theirs, "norm_topk_prob", True)
+        if family == "granite":
+            assert (made.embed_scale, made.logit_scale, mixer.scale, made.layers[0].residual_scale) == (1.0, 1.0, 1.0, 1.0)
         if family in GEMMAS:
             assert mixer.scale == theirs.query_pre_attn_scalar**-0.5
             assert (mixer.softcap, made.logit_softcap) == (theirs.attn_logit_softcapping, theirs.final_logit_softcapping)
@@ -183,6 +187,12 @@ def test_biases_are_where_each_family_has_them() -> None:
     assert biases("llama", mlp_bias=True) == (False, False, True)
     assert biases("mistral") == (False, False, False)
     assert biases("qwen2") == (True, False, False)
+    for family in ("qwen3", "qwen3_moe", "olmo2", "gemma2", "gemma3"):
+        assert biases(family, attention_bias=True) == (True, True, False)
+        with pytest.raises(ModelError, match="mlp_bias"):
+            biases(family, mlp_bias=True)
+    for family in ("granite", "smollm3"):
+        assert biases(family, attention_bias=True, mlp_bias=True) == (True, True, True)
     assert biases("qwen3") == (False, False, False)
     assert biases("qwen3", attention_bias=True) == (True, True, False)
 
@@ -193,6 +203,7 @@ def test_queries_and_keys_are_normalised_where_each_family_does() -> None:
         "qwen3": "head",
         "qwen3_moe": "head",
         "gemma3": "head",
+        "olmo2": "projection",
     }
 
 
@@ -201,7 +212,11 @@ def test_norms_stand_where_each_family_has_them() -> None:
         layer = spec(family, config(family)).layers[0]
         return layer.pre_norm, layer.post_norm
 
-    assert {family: norms(family) for family in ALL} == {**dict.fromkeys(ALL, (True, False)), **dict.fromkeys(GEMMAS, (True, True))}
+    assert {family: norms(family) for family in ALL} == {
+        **dict.fromkeys(ALL, (True, False)),
+        **dict.fromkeys(GEMMAS, (True, True)),
+        "olmo2": (False, True),
+    }
 
 
 def test_mistrals_window_is_on_every_layer_and_null_is_none() -> None:
@@ -235,10 +250,48 @@ def test_qwens_windows_follow_the_switch_and_the_layers(family: str) -> None:
 
 
 def test_a_window_where_the_family_has_none_is_refused() -> None:
-    with pytest.raises(ModelError, match="sliding_window"):
-        windows("llama", sliding_window=128)
-    with pytest.raises(ModelError, match="layer_types"):
-        windows("mistral", layer_types=["full_attention"] * 3)
+    for family in ("llama", "olmo2", "granite"):
+        with pytest.raises(ModelError, match="sliding_window"):
+            windows(family, sliding_window=128)
+    for family in ("mistral", "mixtral", "qwen3_moe", "phi3", "olmo2", "granite"):
+        with pytest.raises(ModelError, match="layer_types"):
+            windows(family, layer_types=["full_attention"] * 3)
+
+
+def test_granites_multipliers_are_read() -> None:
+    multipliers = {"embedding_multiplier": 12, "attention_multiplier": 0.015625, "residual_multiplier": 0.22, "logits_scaling": 8}
+    made = spec("granite", config("granite", **multipliers))
+    assert (made.embed_scale, made.logit_scale) == (12.0, 0.125)
+    assert {(layer.mixer.scale, layer.residual_scale) for layer in made.layers} == {(0.015625, 0.22)}
+    for name in multipliers:
+        for wrong in (0, -1, "1", float("nan")):
+            with pytest.raises(ModelError, match=name):
+                spec("granite", config("granite", **{**multipliers, name: wrong}))
+
+
+def test_smollm3s_layers_without_rope_are_every_fourth_or_those_listed() -> None:
+    def turning(**changes: object) -> list[bool]:
+        return [layer.mixer.rope is not None for layer in spec("smollm3", config("smollm3", num_hidden_layers=5, **changes)).layers]
+
+    assert turning() == [True, True, True, False, True]
+    assert turning(no_rope_layer_interval=2) == [True, False, True, False, True]
+    # The list has a 1 where there is rope, and may be longer than the model.
+    assert turning(no_rope_layers=[0, 1, 1, 0, 1, 0], no_rope_layer_interval=2) == [False, True, True, False, True]
+    for name, wrong in (
+        ("no_rope_layers", [1, 1, 1]),
+        ("no_rope_layers", [2] * 5),
+        ("no_rope_layers", "01010"),
+        ("no_rope_layer_interval", 0),
+    ):
+        with pytest.raises(ModelError, match=name):
+            turning(**{name: wrong})
+
+
+def test_smollm3s_windows_are_where_there_is_no_rope_or_where_listed() -> None:
+    on: dict[str, object] = {"use_sliding_window": True, "sliding_window": 128, "no_rope_layers": [1, 0, 1]}
+    assert windows("smollm3", **on) == [None, 128, None]
+    assert windows("smollm3", **on, layer_types=["sliding_attention", "full_attention", "full_attention"]) == [128, None, None]
+    assert windows("smollm3", sliding_window=128) == [None] * 3
 
 
 def scaling(settings: dict[str, object], *, context_len: int = 1024, **changes: object) -> Any:

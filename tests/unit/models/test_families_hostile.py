@@ -11,6 +11,7 @@ from sterna.errors import ModelError
 from sterna.models.registry import FAMILIES, family_of_gguf, family_of_hf
 from sterna.models.rope import inverse_frequencies
 from sterna.models.spec import ModelSpec
+from unit.models.settings import ARCHITECTURES, GGUF_NEEDS
 
 SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8) | st.sampled_from([1, 2, 4, 8, 64, 1024])
@@ -37,7 +38,8 @@ HF_NAMES = [
     *("attention_bias", "mlp_bias", "rope_theta", "rope_parameters", "tie_word_embeddings", "pretraining_tp", "architectures"),
     *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern"),
     *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step"),
-    *("partial_rotary_factor", "original_max_position_embeddings"),
+    *("partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers", "no_rope_layer_interval"),
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
 ]
 GGUF_NAMES = [
     *("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count"),
@@ -45,6 +47,7 @@ GGUF_NAMES = [
     *("rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "expert_count"),
     *("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window_pattern", "rope.freq_base_swa"),
     *("expert_used_count", "expert_feed_forward_length", "rope.scaling.attn_factor"),
+    *("embedding_scale", "attention.scale", "residual_scale", "logit_scale"),
 ]
 HF_BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -63,7 +66,6 @@ GGUF_BASE: dict[str, Any] = {
     "attention.head_count": 4,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }
-GGUF_NEEDS = {"qwen3moe": {"expert_count": 4, "expert_used_count": 2}}
 
 
 def assert_usable(spec: ModelSpec) -> None:
@@ -94,7 +96,7 @@ def test_any_config_gives_a_spec_or_a_model_error(name: str) -> None:
     assert outcomes["read"]
 
 
-@pytest.mark.parametrize("arch", sorted({row.gguf_architecture for row in FAMILIES.values() if row.gguf_architecture}))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_any_metadata_gives_a_spec_or_a_model_error(arch: str) -> None:
     outcomes: Counter[str] = Counter()
 

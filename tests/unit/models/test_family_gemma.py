@@ -85,9 +85,8 @@ def test_gemmas_windows_and_ropes_are_those_of_llama_cpp() -> None:
 
 def test_gemmas_scales_and_caps_are_those_of_llama_cpp() -> None:
     def scale(arch: str, layers: int) -> float:
-        return (
-            gguf_spec(arch, metadata(arch, block_count=layers, attention__key_length=32, attention__value_length=32)).layers[0].mixer.scale
-        )
+        settings = metadata(arch, block_count=layers, attention__key_length=32, attention__value_length=32)
+        return gguf_spec(arch, settings).layers[0].mixer.scale
 
     # The largest of each generation divides by the width's share of a head, and no setting says so.
     assert (scale("gemma2", 42), scale("gemma2", 46)) == (pytest.approx(32**-0.5), pytest.approx(16**-0.5))

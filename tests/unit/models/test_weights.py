@@ -144,13 +144,16 @@ def test_rows_of_a_fused_tensor_are_read_alone_and_may_then_be_permuted(quant: s
     np.testing.assert_array_equal(gguf.quants.dequantize(store.raw("part").rows, kind), store.float32("part"))
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-def test_only_llamas_queries_and_keys_are_permuted_in_gguf(name: str, tmp_path: Path) -> None:
+PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+
+
+@pytest.mark.parametrize("name", [*PAIRED, "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "phi3", "olmo2"])
+def test_queries_and_keys_alone_are_permuted_in_gguf_and_not_for_every_architecture(name: str, tmp_path: Path) -> None:
     spec, family, source = open_gguf(write_gguf(tmp_path / "tiny.gguf", name))
     entries = index_for_gguf(spec, family, source).entries
-    permuted = {name: entry.transforms for name, entry in entries.items() if entry.transforms}
-    is_llama = name in ("llama", "mistral")
-    assert permuted == ({f"layers.{i}.attn.{p}": (Unpermute(h),) for i in range(3) for p, h in (("q", 4), ("k", 2))} if is_llama else {})
+    permuted = {name: t for name, entry in entries.items() for t in entry.transforms if isinstance(t, Unpermute)}
+    layers = range(len(spec.layers)) if name in PAIRED else ()
+    assert permuted == {f"layers.{i}.attn.{part}": Unpermute(heads) for i in layers for part, heads in (("q", 4), ("k", 2))}
 
 
 def with_tensors(source: GGUFFile, **changes: GGUFTensor | None) -> GGUFFile:

@@ -93,6 +93,19 @@ def test_every_known_splitting_gives_a_tokenizer_that_keeps_the_text() -> None:
             assert tokenizer.decode(tokenizer.encode(line, add_special_tokens=True)) == line
 
 
+def test_gpt_4os_splitting_is_that_of_its_published_pattern() -> None:
+    """Words end where a small letter is followed by a capital, keep their contraction, and numbers go by threes."""
+    pre = RustTokenizer.from_str(tokenizer_json_from_gguf(gguf_metadata(original([WORDS]), "gpt-4o"))).pre_tokenizer
+    expected = {
+        "helloWorld's end, I'LL": ["hello", "World's", "Ġend", ",", "ĠI'LL"],
+        "HTTPServer 12345": ["HTTPServer", "Ġ", "123", "45"],
+        "a/b //\n\nÉTÉs": ["a", "/b", "Ġ//ĊĊ", "ÃīTÃīs"],
+        "don't  stop\n": ["don't", "Ġ", "Ġstop", "Ċ"],
+    }
+    for text, pieces in expected.items():
+        assert [piece for piece, _ in pre.pre_tokenize_str(text)] == pieces
+
+
 def test_an_unknown_splitting_is_refused_by_name_with_the_known_ones() -> None:
     with pytest.raises(ModelError, match=r"'klingon'.*smollm.*qwen2"):
         tokenizer_json_from_gguf(gguf_metadata(original([WORDS]), "klingon"))

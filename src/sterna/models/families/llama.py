@@ -3,6 +3,8 @@ Mixtral's where it counts experts."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sterna.models.families import rope_settings
 from sterna.models.families.dense import DenseFamily, dense_spec
 from sterna.models.families.dimensions import gguf_dimensions, gguf_fields, hf_dimensions, hf_fields
@@ -11,6 +13,17 @@ from sterna.models.families.windows import read_window
 from sterna.models.family import NO_TENSORS, RopeTensors, Settings, Shapes
 from sterna.models.spec import ModelSpec
 from sterna.models.stored import Source, Unpermute
+
+
+class Biases(NamedTuple):
+    qkv: bool
+    o: bool
+    mlp: bool
+
+
+def gguf_biases(shapes: Shapes) -> Biases:
+    """The format has no setting for them: the tensors speak for themselves."""
+    return Biases("blk.0.attn_q.bias" in shapes, "blk.0.attn_output.bias" in shapes, "blk.0.ffn_gate.bias" in shapes)
 
 
 class Llama(DenseFamily):
@@ -37,15 +50,15 @@ class Llama(DenseFamily):
         dims = gguf_dimensions(fields, tensor_shapes, reads=GGUF_READS)
         experts = experts_from_gguf(fields, dims) if fields.get("expert_count") not in (None, 0) else None
         window = read_window(fields, "attention.sliding_window", None, context_len=context_len)
+        biases = gguf_biases(tensor_shapes)
         return dense_spec(
             dims,
             rope_settings.rope_from_gguf(fields, tensor_shapes, head_dim=dims.head_dim, tensors=rope_tensors),
             windows=lambda layer: window,
             mlp=None if experts is None else lambda layer: experts,
-            # Llama's GGUFs have no setting for biases: the tensors speak for themselves.
-            qkv_bias="blk.0.attn_q.bias" in tensor_shapes,
-            o_bias="blk.0.attn_output.bias" in tensor_shapes,
-            mlp_bias="blk.0.ffn_gate.bias" in tensor_shapes,
+            qkv_bias=biases.qkv,
+            o_bias=biases.o,
+            mlp_bias=biases.mlp,
         )
 
     def gguf_source(self, spec: ModelSpec, canonical: str) -> Source:
