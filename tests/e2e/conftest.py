@@ -32,8 +32,12 @@ class TinyModels:
         self.gguf = cache(self._write_gguf)
         self.oracle = cache(self._oracle)
 
+    @property
+    def cache_dir(self) -> Path:
+        return self._folder / "cache"
+
     def resolve(self, model: Path) -> Path:
-        return resolve_model(str(model), cache_dir=self._folder / "cache", context_length=None, progress=False)
+        return resolve_model(str(model), cache_dir=self.cache_dir, context_length=None, progress=False)
 
     def _write_hf(self, name: str, dtype: str = "float32", sharded: bool = False) -> Path:
         folder = self._folder / f"{name}-{dtype}{'-sharded' * sharded}"

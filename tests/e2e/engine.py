@@ -1,4 +1,4 @@
-"""The real scheduler over the torch executor, float32, in this process: no sockets.
+"""The real scheduler over a real executor in this process: no sockets.
 
 After every step each slot's owner is checked, and the KV of slots that nobody owns is overwritten with NaN: whoever reads a slot that is
 not its own gets no valid token.
@@ -14,11 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, Executor, ForwardBatch, Int32Array, StepHandle
-from sterna.executor.torch.executor import TorchExecutor, create
+from sterna.executor.native.executor import PAGE, NativeExecutor
+from sterna.executor.registry import create_executor
+from sterna.executor.torch.executor import TorchExecutor
 from sterna.models.spec import ModelSpec
 from sterna.protocol.control import OutputCredit
 from sterna.protocol.finish import FinishAbort, FinishReason
@@ -32,6 +35,8 @@ THREADS = 1
 """Compute threads of everything under test: two that wait for each other on a busy machine take far longer than one."""
 
 GREEDY = SamplingParams(temperature=0.0)
+EXACT: dict[str, dict[str, Any]] = {"torch": {"dtype": "float32", "device": "cpu"}, "native": {}}
+"""Settings with which an executor's tokens depend on the request only."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Answer:
 class Watched(Executor):
     """Passes everything on, and tells what each step is made of."""
 
-    def __init__(self, inner: TorchExecutor, on_step: Callable[[ForwardBatch], None]) -> None:
+    def __init__(self, inner: Executor, on_step: Callable[[ForwardBatch], None]) -> None:
         self.info = inner.info
         self.inner = inner
         self._on_step = on_step
@@ -84,12 +89,12 @@ class Watched(Executor):
 class Engine:
     """One model, loaded. Its prefix cache lives from one `run` to the next."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, executor: str = "torch", **settings: Any) -> None:
         """`settings` are of `ServerArgs`."""
         model = ModelConfig.load(folder)
-        values: dict[str, Any] = {"max_total_tokens": 4096, "context_length": model.context_len, **settings}
-        args = ServerArgs(dtype="float32", device="cpu", threads=THREADS, **values)
-        self.executor = Watched(create(args, folder), self._on_step)
+        defaults: dict[str, Any] = {"max_total_tokens": 4096, "context_length": model.context_len, "threads": THREADS}
+        args = ServerArgs(executor=executor, **EXACT[executor], **{**defaults, **settings})
+        self.executor = Watched(create_executor(args, folder), self._on_step)
         self.batches: list[ForwardBatch] = []
         """Of the last run."""
         self.inbox, self.outbox = Inbox(), Outbox()
@@ -173,15 +178,25 @@ class Engine:
 
     def spoil(self) -> None:
         """Slots that have just become nobody's."""
-        pool = self.executor.inner.pool
-        for group, layers in enumerate(self._group_layers):
+        for group in range(len(self._group_layers)):
             free = np.zeros_like(self._spoilt[group])
             free[self.scheduler.ledger.pools.groups[group].free_slots()] = True
             freed = np.flatnonzero(free & ~self._spoilt[group])
             self._spoilt[group] = free
-            with torch.inference_mode():
-                for layer in layers if len(freed) else ():
-                    pool.layers[layer].index_fill_(0, torch.from_numpy(freed), torch.nan)
+            if len(freed):
+                self._fill_with_nan(group, freed)
+
+    def _fill_with_nan(self, group: int, slots: NDArray[np.intp]) -> None:
+        match self.executor.inner:
+            case NativeExecutor(engine=engine):
+                for page in np.unique(slots // PAGE).tolist():  # whole pages: the scheduler's are multiples of these
+                    engine.fill_page(group, page, 0xFF)
+            case TorchExecutor(pool=pool):
+                with torch.inference_mode():
+                    for layer in self._group_layers[group]:
+                        pool.layers[layer].index_fill_(0, torch.from_numpy(slots), torch.nan)
+            case other:
+                raise NotImplementedError(type(other))
 
     def _measure(self) -> None:
         windows = {group: index for index, (group, _) in enumerate(self.scheduler.ledger.pools.windows)}

@@ -22,7 +22,7 @@ PAGE = 16
 
 @pytest.fixture(scope="module")
 def client(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    flags = ["--dtype", "float32", "--device", "cpu", "--threads", str(THREADS), "--max-total-tokens", "32768"]
+    flags = ["--executor", "torch", "--dtype", "float32", "--device", "cpu", "--threads", str(THREADS), "--max-total-tokens", "32768"]
     log = tmp_path_factory.mktemp("serving") / "log"
     with running_server("smollm2", *flags, log=log) as server:
         made = Client(server)

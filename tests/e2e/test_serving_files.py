@@ -30,7 +30,7 @@ def fast(tiny: TinyModels) -> Any:
 def server(request: pytest.FixtureRequest, tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("files")
     model = tiny.hf("llama", sharded=True) if request.param == "folder" else tiny.gguf("llama")
-    flags = ["--dtype", "float32", "--device", "cpu", "--threads", str(THREADS), "--max-total-tokens", "8192"]
+    flags = ["--executor", "torch", "--dtype", "float32", "--device", "cpu", "--threads", str(THREADS), "--max-total-tokens", "8192"]
     flags += ["--cache-dir", str(folder / "cache"), "--served-model-name", "tiny"]
     with running_server(model, *flags, *(ODD_FLAGS if request.param == "file" else []), log=folder / "log") as running:
         yield running

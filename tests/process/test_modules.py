@@ -26,10 +26,10 @@ def modules_by_process(model: Path, executor: str, scratch: Path) -> dict[str, s
     return {name: set((traces / str(pid)).read_text().split("\n")) for name, pid in pids.items()}
 
 
-@pytest.mark.parametrize("executor", ["scripted", "torch"])
+@pytest.mark.parametrize("executor", ["scripted", "native", "torch"])
 def test_only_the_scheduler_loads_an_engine(byte_model: Path, tmp_path: Path, executor: str) -> None:
     model = byte_model
-    if executor == "torch":
+    if executor != "scripted":
         # Resolved beforehand: translating a model is the launcher's work, once, and not what a server does every time.
         model = resolve_model(str(write_gguf(tmp_path / "tiny.gguf", "llama")), cache_dir=tmp_path / "cache", context_length=None)
     loaded = modules_by_process(model, executor, tmp_path)

@@ -1,7 +1,10 @@
 """What keeps a server from starting is said to whoever started it, in words, and soon."""
 
+import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,19 +21,43 @@ def nonsense_options(byte_model: Path, scratch: Path) -> tuple[Path, list[str], 
 
 
 def too_little_memory(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
-    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "torch", "--kv-memory", "1KB"], "--kv-memory is too small"
+    return write_gguf(scratch / "tiny.gguf", "llama"), ["--kv-memory", "1KB"], "--kv-memory is too small"
 
 
 def weights_that_are_none(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
     """Resolved, as far as the launcher looks; only the engine opens the weights."""
-    return byte_model, ["--executor", "torch"], str(byte_model)
+    return byte_model, [], str(byte_model)
 
 
 def a_model_cut_short(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
     whole = write_gguf(scratch / "whole.gguf", "llama").read_bytes()
     cut = scratch / "cut.gguf"
     cut.write_bytes(whole[: len(whole) // 2])
-    return cut, ["--executor", "torch"], "cut short?"
+    return cut, [], "cut short?"
+
+
+def weights_that_are_no_numbers(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    path = write_gguf(scratch / "nan.gguf", "llama")
+    whole = bytearray(path.read_bytes())
+    whole[-4096:-4092] = struct.pack("<f", math.nan)
+    path.write_bytes(whole)
+    return path, ["--executor", "native"], "NaN or infinite"
+
+
+def an_instruction_set_that_is_none(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "native", "--isa", "mmx"], "portable on this machine, not 'mmx'"
+
+
+def a_setting_of_another_engine(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    return byte_model, ["--executor", "native", "--dtype", "float32"], "--dtype is for the torch executor"
+
+
+def an_engine_s_own_fault(case: Callable[[Path, Path], tuple[Path, list[str], str]], executor: str) -> Any:
+    def make(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+        model, flags, reason = case(byte_model, scratch)
+        return model, ["--executor", executor, *flags], reason
+
+    return pytest.param(make, id=f"{case.__name__}-{executor}")
 
 
 def no_such_executor(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
@@ -39,7 +66,18 @@ def no_such_executor(byte_model: Path, scratch: Path) -> tuple[Path, list[str], 
 
 @pytest.mark.parametrize(
     "make",
-    [nonsense_options, too_little_memory, weights_that_are_none, a_model_cut_short, no_such_executor],
+    [
+        nonsense_options,
+        no_such_executor,
+        weights_that_are_no_numbers,
+        an_instruction_set_that_is_none,
+        a_setting_of_another_engine,
+        *(
+            an_engine_s_own_fault(case, executor)
+            for case in (too_little_memory, weights_that_are_none, a_model_cut_short)
+            for executor in ("native", "torch")
+        ),
+    ],
     ids=lambda make: make.__name__,
 )
 def test_a_fault_at_the_start_ends_the_group_with_its_reason(

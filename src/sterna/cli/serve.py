@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import uvloop
 
 from sterna.cli.flags import parse_server_args
+from sterna.config.memory import show_bytes
 from sterna.config.server_args import ServerArgs
 from sterna.launch import serve
 from sterna.tokenizer_manager.manager import TokenizerManager
@@ -31,13 +32,21 @@ def announce(args: ServerArgs, manager: TokenizerManager, seconds: float) -> Non
     if manager.chat_template is None:
         body = f'{{"model": "{manager.served_model_name}", "prompt": "The sky is blue because"}}'
         route = "/v1/completions"
-    details = ", ".join(f"{name} {info[name]}" for name in ("executor", "dtype", "device") if name in info)
     print(
-        f"\n{manager.served_model_name} is ready after {seconds:.1f} s ({details}, room for {info['kv_total_tokens']} tokens)\n"
+        f"\n{manager.served_model_name} is ready after {seconds:.1f} s ({_engine(info)})\n"
         f"  {url}       docs: {url}/docs\n\n"
         f"curl {url}{route} \\{key}\n  -H 'Content-Type: application/json' \\\n  -d '{body}'\n",
         flush=True,
     )
+
+
+def _engine(info: Mapping[str, object]) -> str:
+    """What runs the model, and how much it can hold: `/server_info` has the rest."""
+    named = [f"{name} {info[name]}" for name in ("executor", "dtype", "device", "isa", "threads") if name in info]
+    room = f"room for {info['kv_total_tokens']} tokens"
+    if "kv_bytes" in info:
+        room += f" in {show_bytes(int(str(info['kv_bytes'])))}"
+    return ", ".join([*named, room])
 
 
 def _key_to_paste(api_key: str) -> str:

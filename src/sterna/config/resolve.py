@@ -26,8 +26,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-_NATIVE_ONLY = ("quantization", "arithmetic")
-"""Settings that would change the output, so that another executor must not ignore them."""
+_ONLY_FOR = {"quantization": "native", "arithmetic": "native", "dtype": "torch"}
+"""Settings that would change the output, so that another executor than theirs must not ignore them."""
 
 
 def flag_of(field: str) -> str:
@@ -44,9 +44,11 @@ def check(args: ServerArgs) -> ServerArgs:
         raise ConfigError("--host is empty")
     if args.api_key is not None and not args.api_key:
         raise ConfigError("--api-key is empty")
-    for field in _NATIVE_ONLY:
-        if args.executor != "native" and getattr(args, field) != getattr(ServerArgs(), field):
-            raise ConfigError(f"{flag_of(field)} is for the native executor, not for {args.executor}")
+    for field, executor in _ONLY_FOR.items():
+        if args.executor != executor and getattr(args, field) != getattr(ServerArgs(), field):
+            raise ConfigError(f"{flag_of(field)} is for the {executor} executor, not for {args.executor} (see --executor)")
+    if args.executor != "torch" and args.device not in ("auto", "cpu"):
+        raise ConfigError(f"--device {args.device}: the {args.executor} executor runs on the CPU (see --executor torch)")
     return args
 
 

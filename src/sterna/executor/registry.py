@@ -17,14 +17,22 @@ EXECUTORS: dict[str, tuple[str, str]] = {
 }
 """Name -> (module, function); the function is `create(args: ServerArgs, folder: Path) -> Executor`."""
 
-_EXTRAS = {"torch": "torch"}
-"""Name -> the extra that brings what the executor imports; the extra's main package has the same name."""
+_NEEDS = {
+    "torch": ("torch", "the torch executor needs PyTorch: pip install 'sterna[torch]'"),
+    "native": (
+        "sterna.executor.native._native",
+        "the native executor was not built for this Python. `make serve` or `pip install .` in Sterna's repository builds it; that takes a "
+        "C++17 compiler and Python's header files (Debian, Ubuntu: apt-get install g++ python3-dev). Without it: --executor torch",
+    ),
+}
+"""Name -> the module that may be missing where the executor is, and what to do then."""
 
 
 def create_executor(args: ServerArgs, folder: Path) -> Executor:
     """Make `args.executor` for the resolved model `folder`, weights loaded and KV pool allocated.
 
-    Raises ConfigError for an unknown name, a missing extra or settings that it can't serve, ModelError for a model it can't read.
+    Raises ConfigError for an unknown name, an executor that isn't installed or settings that it can't serve, ModelError for a model that it
+    can't read.
     """
     row = EXECUTORS.get(args.executor)
     if row is None:
@@ -32,9 +40,9 @@ def create_executor(args: ServerArgs, folder: Path) -> Executor:
     module_name, function = row
     try:
         module = import_module(module_name)
-    except ModuleNotFoundError as fault:
-        extra = _EXTRAS.get(args.executor)
-        if extra is None or fault.name is None or fault.name.partition(".")[0] != extra:
+    except ImportError as fault:
+        needed, advice = _NEEDS.get(args.executor, (None, ""))
+        if needed is None or fault.name is None or not f"{fault.name}.".startswith(f"{needed}."):
             raise
-        raise ConfigError(f"the {args.executor} executor needs PyTorch: pip install 'sterna[{extra}]'") from fault
+        raise ConfigError(advice if isinstance(fault, ModuleNotFoundError) else f"{fault}: {advice}") from fault
     return cast(Executor, getattr(module, function)(args, folder))

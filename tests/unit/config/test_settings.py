@@ -37,12 +37,21 @@ def test_the_environment_can_name_an_instruction_set(monkeypatch: pytest.MonkeyP
     assert parse_server_args(["--isa", "avx2"]).isa == "avx2"
 
 
-@pytest.mark.parametrize(("field", "value"), [("quantization", "int4"), ("arithmetic", "portable")])
-def test_another_executor_does_not_ignore_what_changes_the_output(field: str, value: str) -> None:
-    for executor in ("torch", "scripted"):
-        with pytest.raises(ConfigError, match=f"--{field} is for the native executor, not for {executor}"):
+@pytest.mark.parametrize(
+    ("owner", "field", "value"), [("native", "quantization", "int4"), ("native", "arithmetic", "portable"), ("torch", "dtype", "float32")]
+)
+def test_another_executor_does_not_ignore_what_changes_the_output(owner: str, field: str, value: str) -> None:
+    for executor in {"native", "torch", "scripted"} - {owner}:
+        with pytest.raises(ConfigError, match=f"--{field} is for the {owner} executor, not for {executor}"):
             check(ServerArgs(executor=executor, **{field: value}))
-    assert check(ServerArgs(executor="native", **{field: value}))
+    assert check(ServerArgs(executor=owner, **{field: value}))
+
+
+def test_only_torch_runs_elsewhere_than_on_the_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"--device cuda: the native executor runs on the CPU"):
+        check(ServerArgs(device="cuda"))
+    assert check(ServerArgs(device="cpu"))
+    assert check(ServerArgs(executor="torch", device="cuda"))
 
 
 @pytest.mark.parametrize("argv", [["--port", "many"], ["--schedule-policy", "luck"], ["--no-such-flag"], ["a", "b"]])

@@ -78,10 +78,43 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         reuse_generated_kv=True,
         exactness="bitwise",
         kv_bytes_per_token=KV_BYTES_PER_ELEMENT * sum(group.elements_per_token for group in spec.kv_groups),
-        details={"isa": isa, "threads": threads, "kv_bytes": engine.kv_bytes},
+        details={
+            "isa": isa,
+            "isas_available": ", ".join(_native.available_isas()),
+            "arithmetic": args.arithmetic,
+            "threads": threads,
+            "quantization": weights.header.quantization,
+            "weights_bytes": weights.header.data_bytes,
+            "kv_dtype": args.kv_dtype,
+            "kv_bytes": engine.kv_bytes,
+        },
     )
-    log.info("native executor: %s, %d threads, KV slots %s (%s)", isa, threads, slots, show_bytes(engine.kv_bytes))
+    _say(info, spec)
     return NativeExecutor(info, engine, spec.vocab_size, config.eos_token_ids)
+
+
+def _say(info: ExecutorInfo, spec: ModelSpec) -> None:
+    """All that was chosen, for whoever reads the log."""
+    said = info.details
+    log.info(
+        "native executor: %s (here: %s), %s, %s arithmetic",
+        said["isa"],
+        said["isas_available"],
+        _count(said["threads"], "thread"),
+        said["arithmetic"],
+    )
+    quantization = "" if said["quantization"] == "none" else f" quantized to {said['quantization']}"
+    log.info("weights: %s%s, %s packed", info.dtype, quantization, show_bytes(int(said["weights_bytes"])))
+    for group, slots in zip(spec.kv_groups, info.group_slots, strict=True):
+        seen = f"a window of {group.window} tokens" if group.window else "all tokens"
+        log.info(
+            "KV of %s that see %s: room for %d tokens, in pages of %d", _count(len(group.layers), "layer"), seen, slots, info.page_size
+        )
+    log.info("KV pool: %s of %s reserved, touched as used", show_bytes(int(said["kv_bytes"])), said["kv_dtype"])
+
+
+def _count(number: object, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 class NativeExecutor(Executor):
