@@ -104,8 +104,10 @@ class ResultTaker:
     def _free_behind(self, running: RunningBatch, rows: slice) -> None:
         """Rows that have filled a page may have left another behind their windows."""
         kv_lens = running.kv_lens[rows]
-        for i in np.flatnonzero(kv_lens % self._ledger.page_size == 0).tolist():
-            self._ledger.free_behind(running.reqs[rows][i], int(kv_lens[i]))
+        filled = np.flatnonzero(kv_lens % self._ledger.page_size == 0)
+        if len(filled):
+            reqs = running.reqs[rows]
+            self._ledger.free_behind([reqs[i] for i in filled.tolist()], kv_lens[filled].tolist())
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
         """A row that may end here; a fault in its handling ends it and nobody else."""
@@ -138,7 +140,7 @@ class ResultTaker:
         req.kv_len = chunk.end
         req.chunks += 1
         self._ledger.cache_computed(req)
-        self._ledger.free_behind(req, chunk.end)
+        self._ledger.free_behind([req], [chunk.end])
         if not is_last:
             return
         result.num_tokens += 1
