@@ -37,42 +37,61 @@ class PrefillChunk:
 
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
-    """What one step runs: rows `decodes.start .. decodes.stop - 1` of the running batch, then `chunks`."""
+    """What one step runs: a token for each of `decodes`, then `chunks`."""
 
-    decodes: slice
+    decodes: list[Req]
+    rows: Int32Array
+    """(decodes,): their `req_pool_idx`; the step's own."""
     chunks: list[PrefillChunk]
 
     @property
     def num_decodes(self) -> int:
-        return int(self.decodes.stop - self.decodes.start)
+        return len(self.decodes)
 
     @property
     def num_rows(self) -> int:
-        return self.num_decodes + len(self.chunks)
+        return len(self.decodes) + len(self.chunks)
+
+    def reqs(self) -> list[Req]:
+        """By row."""
+        return [*self.decodes, *(chunk.req for chunk in self.chunks)]
 
     def single_rows(self) -> list[ScheduleBatch]:
         """Each row as a batch of its own."""
-        decodes = [ScheduleBatch(slice(i, i + 1), []) for i in range(self.decodes.start, self.decodes.stop)]
-        nobody = slice(0, 0)
-        return [*decodes, *(ScheduleBatch(nobody, [chunk]) for chunk in self.chunks)]
+        decodes = [ScheduleBatch([req], self.rows[i : i + 1], []) for i, req in enumerate(self.decodes)]
+        return [*decodes, *(ScheduleBatch([], self.rows[:0], [chunk]) for chunk in self.chunks)]
 
-    def only_req(self, running: RunningBatch) -> Req:
-        """Of a batch of one row: whose it is."""
-        return self.chunks[0].req if self.chunks else running.reqs[self.decodes.start]
+    def sampling_rows(self, num_rows: int) -> Int32Array:
+        """(num_rows,): by `req_pool_idx`, the row that samples that request's next token; -1 where none does."""
+        row_of = np.full(num_rows, -1, dtype=np.int32)
+        row_of[self.rows] = np.arange(len(self.rows), dtype=np.int32)
+        for row, chunk in enumerate(self.chunks, start=len(self.decodes)):
+            if chunk.is_last:
+                row_of[chunk.req.req_pool_idx] = row
+        return row_of
 
 
-def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int) -> ForwardBatch:
-    """Slots for all of it are allocated already. Every array is the step's own, but the tables."""
+def to_forward_batch(
+    batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int, in_flight: Int32Array | None
+) -> ForwardBatch:
+    """Slots for all of it are allocated already. Every array is the step's own, but the tables.
+
+    `in_flight`: `sampling_rows` of the step before, where that hasn't been read: whoever it samples for takes his token from there.
+    """
     n = batch.num_decodes
-    rows = running.req_pool_idx[batch.decodes].copy()
-    prefix = running.kv_lens[batch.decodes].copy()
-    last_token = running.last_token[batch.decodes]
+    rows = batch.rows
+    prefix = running.next_position[rows]
+    last_token = running.last_token[rows]
+    input_from = None
+    if in_flight is not None:
+        input_from = in_flight[rows]
+        last_token[input_from >= 0] = 0
     if not batch.chunks:
         ones = np.ones(n, dtype=np.uint8)
         return ForwardBatch(
             step=step,
-            input_ids=last_token.copy(),
-            input_from=None,
+            input_ids=last_token,
+            input_from=input_from,
             row_splits=np.arange(n + 1, dtype=np.int32),
             prefix_lens=prefix,
             seq_lens=prefix + np.int32(1),
@@ -85,12 +104,14 @@ def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedg
     prefix = np.concatenate([prefix, np.array([chunk.start for chunk in chunks], dtype=np.int32)])
     lengths = np.concatenate([np.ones(n, dtype=np.int32), np.array([chunk.length for chunk in chunks], dtype=np.int32)])
     rows = np.concatenate([rows, np.array([chunk.req.req_pool_idx for chunk in chunks], dtype=np.int32)])
+    if input_from is not None:
+        input_from = np.concatenate([input_from, np.full(len(chunks), -1, dtype=np.int32)])
     splits = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lengths, out=splits[1:])
     return ForwardBatch(
         step=step,
         input_ids=np.concatenate([last_token, *(chunk.req.fill_ids[chunk.start : chunk.end] for chunk in chunks)]),
-        input_from=None,
+        input_from=input_from,
         row_splits=splits,
         prefix_lens=prefix,
         seq_lens=prefix + lengths,

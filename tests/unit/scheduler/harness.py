@@ -119,7 +119,7 @@ class Harness:
         """Until nobody is alive."""
         for _ in range(max_turns):
             self.turn()
-            if not self.scheduler.reqs and all(isinstance(message, OutputCredit) for message in self.inbox.messages):
+            if self.scheduler.is_idle and all(isinstance(message, OutputCredit) for message in self.inbox.messages):
                 return
         raise AssertionError(f"still alive after {max_turns} turns: {sorted(self.scheduler.reqs)}")
 
@@ -155,7 +155,8 @@ class Harness:
         """Nobody holds anything: no KV, no lock, no row, no sampler state, no place in a queue."""
         scheduler = self.scheduler
         ledger = scheduler.ledger
-        assert not scheduler.reqs
+        assert scheduler.is_idle
+        assert not self.executor.violations
         assert ledger.used == 0
         assert ledger.pools.available + ledger.cache.evictable_size == ledger.pools.total
         assert ledger.tables.available == ledger.tables.num_rows

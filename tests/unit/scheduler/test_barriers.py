@@ -146,12 +146,12 @@ def test_a_fault_while_one_thing_is_given_back_leaves_nothing_else_behind(part: 
     inner = getattr(owner, part)
     ended: list[str] = []
 
-    def faulty(argument: Any) -> None:
+    def faulty(argument: Any, **kwargs: Any) -> None:
         ending = "bad" in h.scheduler.reqs and len(h.scheduler.reqs["bad"].output_ids) == LENGTH
         if ending and not (once and ended):
             ended.append(part)
             raise RuntimeError(f"injected into {part}")
-        inner(argument)
+        inner(argument, **kwargs)
 
     monkeypatch.setattr(owner, part, faulty)
     for rid in ("bad", "third"):

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sterna.executor.base import ForwardBatch
+from sterna.executor.base import ForwardBatch, StepHandle
 from sterna.protocol.control import OutputCredit, ShutdownReq
 from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.protocol.generate import BatchTokenizedGenerateReqInput, SchedulerTimes
@@ -261,7 +261,11 @@ def test_a_step_that_fails_once_costs_nobody_a_token(where: str, monkeypatch: py
     failures: list[str] = []
 
     class Failing:
+        def __init__(self, handle: StepHandle) -> None:
+            self.handle = handle
+
         def result(self) -> None:
+            self.handle.result()
             failures.append("result")
             raise RuntimeError("the device is away")
 
@@ -270,7 +274,8 @@ def test_a_step_that_fails_once_costs_nobody_a_token(where: str, monkeypatch: py
         if failures:
             return handle
         if where == "result":
-            return Failing()
+            return Failing(handle)
+        handle.result()
         failures.append("submit")
         raise RuntimeError("the device is away")
 

@@ -66,6 +66,7 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         reuse_generated_kv=True,
         exactness="token" if exact else "none",
         kv_bytes_per_token=token_bytes,
+        overlap=device.type != "cpu",
         details={"torch": str(torch.__version__), "threads": torch.get_num_threads(), "kv_bytes": token_bytes * pool.num_slots},
     )
     log.info("torch executor: %s on %s, %d threads, %d KV slots", info.dtype, info.device, torch.get_num_threads(), info.num_slots)
