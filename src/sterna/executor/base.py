@@ -66,8 +66,8 @@ class ForwardBatch:
     input_from: Int32Array | None
     """(R,) or None: where >= 0, the row's only input token is the one that row `input_from[r]` of step `step - 1` samples.
 
-    `input_ids` then holds 0 there. Where that row gives no token (`STATUS_NAN`) this one is surplus: it ends in no output, whatever its token
-    and status, and its neighbours are unharmed.
+    `input_ids` then holds 0 there. Where that row gives no token (`STATUS_NAN`) this one is surplus: nobody looks at what it gives, and its
+    neighbours are unharmed.
     """
     row_splits: Int32Array
     """(R + 1,)"""

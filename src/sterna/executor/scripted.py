@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -110,14 +110,14 @@ class Script:
 class ScriptedStep:
     """A step that is over when it is made, or runs in a thread."""
 
-    def __init__(self, output: Future[StepOutput], read: Callable[[], None]) -> None:
-        self._output = output
+    def __init__(self, wait: Callable[[], StepOutput], read: Callable[[], None]) -> None:
+        self._wait = wait
         self._read = read
 
     def result(self) -> StepOutput:
         """Raises ScriptViolation where it is asked twice, or where what the step reads isn't as it was."""
         try:
-            return self._output.result()
+            return self._wait()
         finally:
             self._read()
 
@@ -194,14 +194,13 @@ class ScriptedExecutor(Executor):
         if self._options.verify:
             self._noting(self.unread.begin, batch)
         if self._thread is not None:
-            return ScriptedStep(self._thread.submit(self._run, batch), lambda: self._end(batch))
-        output: Future[StepOutput] = Future()
+            return ScriptedStep(self._thread.submit(self._run, batch).result, lambda: self._end(batch))
         try:
-            output.set_result(self._run(batch))
+            output = self._run(batch)
         except Exception:
             self._end(batch)
             raise
-        return ScriptedStep(output, lambda: self._end(batch))
+        return ScriptedStep(lambda: output, lambda: self._end(batch))
 
     def shutdown(self) -> None:
         if self._thread is not None:

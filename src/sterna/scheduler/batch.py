@@ -8,7 +8,7 @@ import numpy as np
 
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, ForwardBatch
 from sterna.mem_cache.allocator import Int32Array
-from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.decode import Decodes, RunningBatch
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req
 
@@ -39,14 +39,8 @@ class PrefillChunk:
 class ScheduleBatch:
     """What one step runs: a token for each of `decodes`, then `chunks`."""
 
-    decodes: list[Req]
-    rows: Int32Array
-    """(decodes,): their `req_pool_idx`; the step's own."""
+    decodes: Decodes
     chunks: list[PrefillChunk]
-
-    @property
-    def num_decodes(self) -> int:
-        return len(self.decodes)
 
     @property
     def num_rows(self) -> int:
@@ -54,37 +48,25 @@ class ScheduleBatch:
 
     def reqs(self) -> list[Req]:
         """By row."""
-        return [*self.decodes, *(chunk.req for chunk in self.chunks)]
+        return [*self.decodes.reqs, *(chunk.req for chunk in self.chunks)]
 
     def single_rows(self) -> list[ScheduleBatch]:
         """Each row as a batch of its own."""
-        decodes = [ScheduleBatch([req], self.rows[i : i + 1], []) for i, req in enumerate(self.decodes)]
-        return [*decodes, *(ScheduleBatch([], self.rows[:0], [chunk]) for chunk in self.chunks)]
-
-    def sampling_rows(self, num_rows: int) -> Int32Array:
-        """(num_rows,): by `req_pool_idx`, the row that samples that request's next token; -1 where none does."""
-        row_of = np.full(num_rows, -1, dtype=np.int32)
-        row_of[self.rows] = np.arange(len(self.rows), dtype=np.int32)
-        for row, chunk in enumerate(self.chunks, start=len(self.decodes)):
-            if chunk.is_last:
-                row_of[chunk.req.req_pool_idx] = row
-        return row_of
+        decodes = [ScheduleBatch(self.decodes.only([i]), []) for i in range(len(self.decodes))]
+        return [*decodes, *(ScheduleBatch(self.decodes.only([]), [chunk]) for chunk in self.chunks)]
 
 
-def to_forward_batch(
-    batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int, in_flight: Int32Array | None
-) -> ForwardBatch:
+def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int, row_of: Int32Array | None) -> ForwardBatch:
     """Slots for all of it are allocated already. Every array is the step's own, but the tables.
 
-    `in_flight`: `sampling_rows` of the step before, where that hasn't been read: whoever it samples for takes his token from there.
+    `row_of` (by `req_pool_idx`): the rows of the step before, where that hasn't been read: who is in it takes his token from there.
     """
-    n = batch.num_decodes
-    rows = batch.rows
-    prefix = running.next_position[rows]
+    n = len(batch.decodes)
+    rows, prefix = batch.decodes.rows, batch.decodes.positions
     last_token = running.last_token[rows]
     input_from = None
-    if in_flight is not None:
-        input_from = in_flight[rows]
+    if row_of is not None:
+        input_from = row_of[rows]
         last_token[input_from >= 0] = 0
     if not batch.chunks:
         ones = np.ones(n, dtype=np.uint8)

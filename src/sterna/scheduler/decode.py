@@ -1,15 +1,17 @@
 """The running batch: requests that get one token a step, as arrays that persist from step to step; and retraction.
 
-The arrays are indexed by `req_pool_idx`, so that nothing moves when somebody leaves, and a step in flight finds its rows where they were. They
-say what has been *submitted*: what has been read stands in the `Req`.
+The arrays are indexed by `req_pool_idx`: nothing moves when somebody leaves, and a step in flight finds its rows where they were. They say
+what has been *submitted*; what has been read stands in the `Req`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sterna.mem_cache.allocator import Int32Array, Int64Array, OutOfSlots
 from sterna.scheduler.finish import needs_every_token
@@ -19,6 +21,25 @@ from sterna.scheduler.req import Req, ReqState
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class Decodes:
+    """Who takes one token of a step. Every array is the step's own."""
+
+    reqs: list[Req]
+    rows: Int32Array
+    """(reqs,): `req_pool_idx`."""
+    positions: Int32Array
+    """(reqs,): of the token that goes in."""
+    look: NDArray[np.bool_]
+    """(reqs,): whose token is looked at, whatever it is: each may complete a stop, or it is the last."""
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    def only(self, which: list[int]) -> Decodes:
+        return Decodes([self.reqs[i] for i in which], self.rows[which], self.positions[which], self.look[which])
+
+
 class RunningBatch:
     def __init__(self, max_rows: int) -> None:
         self.reqs: list[Req] = []
@@ -26,8 +47,8 @@ class RunningBatch:
         """`req_pool_idx` of `reqs[i]`."""
         self.next_position = np.zeros(max_rows, dtype=np.int32)
         """Of the next token to be submitted."""
-        self.tokens_left = np.zeros(max_rows, dtype=np.int32)
-        """Output tokens that no step has been submitted for. At 0 the row isn't submitted again: its ending is known in advance."""
+        self.end_position = np.zeros(max_rows, dtype=np.int32)
+        """Where that ends: the position of the last output token, which is never submitted."""
         self.allocated_lens = np.zeros(max_rows, dtype=np.int32)
         self.last_token = np.zeros(max_rows, dtype=np.int32)
         """Read last: the next input, unless that is in flight."""
@@ -40,10 +61,10 @@ class RunningBatch:
     # ---- who is in it ----
 
     def prepare(self, req: Req) -> None:
-        """The step that samples `req`'s first token is submitted. From now on it may be among `next_rows`; it joins when that is read."""
+        """The step that samples `req`'s next token is submitted: it may take the one after it too, and joins when that token is read."""
         row = req.req_pool_idx
         self.next_position[row] = len(req.fill_ids)
-        self.tokens_left[row] = req.tokens_left - 1
+        self.end_position[row] = req.num_prompt + req.max_new_tokens - 1
         self.allocated_lens[row] = req.allocated_len
         self.watched[row] = needs_every_token(req)
 
@@ -65,68 +86,67 @@ class RunningBatch:
 
     # ---- a step ----
 
-    def next_rows(self, fresh: list[Req]) -> tuple[list[Req], Int32Array]:
-        """Who takes the next step, and their `req_pool_idx`: those that run, and `fresh` ones whose first token is in flight; but nobody
-        whose last token is."""
-        reqs = self.reqs + fresh
+    def next_decodes(self, fresh: list[Req]) -> Decodes:
+        """Who takes the next step: those that run, and `fresh` ones whose first token is in flight; but nobody whose last token is."""
         rows = self._rows[: len(self.reqs)].copy()
         if fresh:
             rows = np.concatenate([rows, np.array([req.req_pool_idx for req in fresh], dtype=np.int32)])
-        more = self.tokens_left[rows] > 0
-        if more.all():
-            return reqs, rows
-        going = np.flatnonzero(more)
-        return [reqs[i] for i in going.tolist()], rows[going]
+        positions = self.next_position[rows]
+        left = self.end_position[rows] - positions
+        decodes = Decodes(self.reqs + fresh, rows, positions, self.watched[rows] | (left == 1))
+        if left.all():
+            return decodes
+        return decodes.only(np.flatnonzero(left).tolist())
 
-    def advance(self, rows: Int32Array) -> None:
+    def advance(self, decodes: Decodes) -> None:
         """A token of each is submitted."""
-        self.next_position[rows] += 1
-        self.tokens_left[rows] -= 1
+        self.next_position[decodes.rows] = decodes.positions + 1
 
     def restore(self, req: Req) -> None:
         """Of `req`, which runs, nothing is in flight: what was submitted and not read came to nothing."""
         self.next_position[req.req_pool_idx] = req.num_tokens - 1
-        self.tokens_left[req.req_pool_idx] = req.tokens_left
 
     def future_tokens(self, clip: int) -> int:
         """Output tokens that may still come, at most `clip` a row."""
-        return int(np.minimum(self.tokens_left[self._rows[: len(self.reqs)]], clip).sum())
+        rows = self._rows[: len(self.reqs)]
+        return int(np.minimum(self.end_position[rows] - self.next_position[rows], clip).sum())
 
     # ---- its memory ----
 
-    def grow(self, reqs: list[Req], rows: Int32Array, ledger: KVLedger) -> bool:
+    def grow(self, decodes: Decodes, ledger: KVLedger) -> bool:
         """A slot for every one's next token; False, and nothing has changed, where memory is too short for that."""
-        short = self._need_page(rows)
+        short = self._need_page(decodes)
         if len(short):
             try:
-                ledger.grow_by_page([reqs[i] for i in short.tolist()])
+                ledger.grow_by_page([decodes.reqs[i] for i in short.tolist()])
             except OutOfSlots:
                 return False
-            self.allocated_lens[rows[short]] += ledger.page_size
+            self.allocated_lens[decodes.rows[short]] += ledger.page_size
         return True
 
-    def grow_one_by_one(self, reqs: list[Req], rows: Int32Array, ledger: KVLedger) -> tuple[bool, list[Req]]:
+    def grow_one_by_one(self, decodes: Decodes, ledger: KVLedger) -> tuple[bool, list[Req]]:
         """After a fault in `grow`: as far as memory goes, a slot for everyone but those, returned, whose growing fails alone too.
 
-        Also whether everyone else has his slot.
+        Also whether it went far enough.
         """
         failed: list[Req] = []
-        for i in self._need_page(rows).tolist():
-            self.allocated_lens[rows[i]] = reqs[i].allocated_len  # the fault may have come after the pages
-        for i in self._need_page(rows).tolist():
+        for i in self._need_page(decodes).tolist():
+            self.allocated_lens[decodes.rows[i]] = decodes.reqs[i].allocated_len  # the fault may have come after the pages
+        for i in self._need_page(decodes).tolist():
+            req = decodes.reqs[i]
             try:
-                ledger.grow_by_page([reqs[i]])
-                self.allocated_lens[rows[i]] += ledger.page_size
+                ledger.grow_by_page([req])
+                self.allocated_lens[decodes.rows[i]] += ledger.page_size
             except OutOfSlots:
                 return False, failed
             except Exception:
-                log.exception("%s: no slot could be given to it", reqs[i].rid)
-                failed.append(reqs[i])
+                log.exception("%s: no slot could be given to it", req.rid)
+                failed.append(req)
         return True, failed
 
-    def _need_page(self, rows: Int32Array) -> Int64Array:
-        """Of `rows`, which have no slot for their next token yet."""
-        return np.flatnonzero(self.next_position[rows] == self.allocated_lens[rows])
+    def _need_page(self, decodes: Decodes) -> Int64Array:
+        """Of `decodes`, which have no slot for their token yet."""
+        return np.flatnonzero(decodes.positions == self.allocated_lens[decodes.rows])
 
 
 def choose_victim(candidates: list[Req]) -> Req:

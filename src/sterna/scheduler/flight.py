@@ -3,14 +3,15 @@
     receive  admit  choose  submit 7  │ take 6, publish │ receive  admit  choose  submit 8  │ take 7, publish │
     executor:     … step 6 ───────────│── step 7 ─────────────────────────────────────────────│── step 8 …
 
-Between two turns at most one step is in flight, and inside a turn two. Whoever ends meanwhile ends at once for the world outside, but what a
-step in flight reads or writes stays his until that step has returned: slots, row, sampler. What it still samples for him is dropped.
+Between two turns at most one step is in flight, and inside a turn two. Whoever ends meanwhile ends at once for the world outside, but what
+a step in flight reads or writes stays his until that step has returned: slots, row, sampler. What it still samples for him is dropped.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,18 +31,28 @@ class FailedStep:
         raise self.fault
 
 
-@dataclass(slots=True, eq=False)
 class Flight:
-    step: int
-    batch: ScheduleBatch
-    handle: StepHandle
-    row_of: Int32Array
-    """(req_pool_size,): by `req_pool_idx`, the row of this step that samples that request's next token; -1 where none does."""
+    def __init__(self, step: int, batch: ScheduleBatch, handle: StepHandle, num_rows: int) -> None:
+        """`num_rows`: of `req_to_token`."""
+        self.step = step
+        self.batch = batch
+        self.handle = handle
+        self._num_rows = num_rows
 
     @property
     def has_failed(self) -> bool:
         """Known before it is read."""
         return isinstance(self.handle, FailedStep)
+
+    @cached_property
+    def row_of(self) -> Int32Array:
+        """(num_rows,): by `req_pool_idx`, the row of this step that is his; -1 where none is."""
+        row_of = np.full(self._num_rows, -1, dtype=np.int32)
+        decodes, chunks = self.batch.decodes.rows, self.batch.chunks
+        row_of[decodes] = np.arange(len(decodes), dtype=np.int32)
+        for row, chunk in enumerate(chunks, start=len(decodes)):
+            row_of[chunk.req.req_pool_idx] = row
+        return row_of
 
     def fresh(self) -> list[Req]:
         """Who gets his first token by it: he may take the step after it, and joins those that run when it has been read."""
@@ -51,14 +62,10 @@ class Flight:
 class InFlight:
     """The steps in flight, oldest first."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.landed = 0
-        """All steps below this number have returned, or failed."""
+    def __init__(self) -> None:
         self.departing: dict[Req, bool] = {}
         """Who has ended and is still in a step in flight -> whether his KV may be cached."""
         self._flights: deque[Flight] = deque()
-        # By req_pool_idx: the last step that this row was in.
-        self._last_step = np.full(num_rows, -1, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -69,18 +76,14 @@ class InFlight:
 
     def add(self, flight: Flight) -> None:
         self._flights.append(flight)
-        batch = flight.batch
-        self._last_step[batch.rows] = flight.step
-        for chunk in batch.chunks:
-            self._last_step[chunk.req.req_pool_idx] = flight.step
 
     def pop(self) -> Flight:
-        """The oldest, which has landed as soon as its result is asked for."""
+        """The oldest, to be read: from here on it isn't in flight."""
         return self._flights.popleft()
 
     def uses(self, req: Req) -> bool:
         """Whether a step in flight has to do with `req`, which has a row."""
-        return bool(self._last_step[req.req_pool_idx] >= self.landed)
+        return any(flight.row_of[req.req_pool_idx] >= 0 for flight in self._flights)
 
     def hold(self, req: Req, *, keep_kv: bool) -> None:
         """`req` has ended and is still used."""

@@ -16,7 +16,7 @@ from sterna.executor.base import STATUS_OK, StepOutput
 from sterna.mem_cache.allocator import Int32Array
 from sterna.protocol.finish import FAULT, FinishReason
 from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
-from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.decode import Decodes, RunningBatch
 from sterna.scheduler.finish import INVALID_LOGITS, check_finished
 from sterna.scheduler.flight import InFlight
 from sterna.scheduler.kv import KVLedger
@@ -66,9 +66,9 @@ class ResultTaker:
         tokens = made.tokens
         valid = made.ok & (tokens < self._vocab_size)
         result = StepResult()
-        n = batch.num_decodes
+        n = len(batch.decodes)
         if n:
-            self._take_decodes(batch, running, tokens[:n], self._live(batch, valid[:n], in_flight), result, now)
+            self._take_decodes(batch.decodes, running, tokens[:n], valid[:n] & _alive(batch.decodes, in_flight), result, now)
         for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
             if chunk.req.state is ReqState.FINISHED:
                 continue
@@ -79,24 +79,15 @@ class ResultTaker:
                 result.finished.append((chunk.req, FAULT))
         return result
 
-    def _live(self, batch: ScheduleBatch, valid: NDArray[np.bool_], in_flight: InFlight) -> NDArray[np.bool_]:
-        """`valid`, without those who have ended."""
-        if not in_flight.departing:
-            return valid
-        return valid & np.array([req.state is not ReqState.FINISHED for req in batch.decodes])
-
     def _take_decodes(
-        self, batch: ScheduleBatch, running: RunningBatch, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float
+        self, decodes: Decodes, running: RunningBatch, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float
     ) -> None:
-        rows = batch.rows
         valid = valid & (tokens >= 0)
-        running.last_token[rows] = tokens
-        look = ~valid
+        running.last_token[decodes.rows] = tokens
+        look = ~valid | decodes.look
         look |= self._is_eos[np.where(valid, tokens, 0)]
-        look |= running.tokens_left[rows] <= 0
-        look |= running.watched[rows]
         due = result.due
-        for req, token, look_at, ok in zip(batch.decodes, tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
+        for req, token, look_at, ok in zip(decodes.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
             if look_at:
                 self._look(req, token, ok, result, now)
                 continue
@@ -150,6 +141,13 @@ class ResultTaker:
         result.sampled.append(req)
         if not req.opened or len(req.output_ids) - req.num_sent >= req.output_interval:
             result.due.append(req)
+
+
+def _alive(decodes: Decodes, in_flight: InFlight) -> NDArray[np.bool_] | bool:
+    """(decodes,): who hasn't ended; True where nobody has."""
+    if not in_flight.departing:
+        return True
+    return np.array([req.state is not ReqState.FINISHED for req in decodes.reqs])
 
 
 def tokens_by_row(output: StepOutput, num_rows: int) -> RowTokens:

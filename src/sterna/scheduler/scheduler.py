@@ -1,8 +1,8 @@
 """The scheduler's event loop: receive, admit, choose, submit, take, publish.
 
 Everything happens in this one thread. The step that a turn submits runs while the one before it is read and the next turn begins
-(`flight.py`); memory that is short is taken from nobody before the step in flight has been read. A fault in one request's handling ends that
-request; the rows of a step that fails are run again one by one (`step.py`).
+(`flight.py`); where memory is short it is taken from nobody before the step in flight has been read. A fault in one request's handling
+ends that request; the rows of a step that fails are run again one by one (`step.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from sterna.executor.base import Executor
 from sterna.ipc.channel import ChannelError
-from sterna.mem_cache.allocator import Int32Array
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, OutputCredit, ShutdownReq
 from sterna.protocol.finish import ABORTED, FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishReason
@@ -28,7 +27,7 @@ from sterna.protocol.generate import (
     TokenizedGenerateReqInput,
 )
 from sterna.scheduler.batch import ScheduleBatch
-from sterna.scheduler.decode import RunningBatch, choose_victim
+from sterna.scheduler.decode import Decodes, RunningBatch, choose_victim
 from sterna.scheduler.finish import DOES_NOT_FIT, SUSPECT
 from sterna.scheduler.intake import IntakeLimits, Refusal, to_req
 from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
@@ -217,7 +216,7 @@ class Scheduler:
     def admit(self) -> None:
         """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
         now = time.monotonic()
-        admissions = self.prefill.admit(self.running, step=self._runner.count, landed=self._in_flight.landed)
+        admissions = self.prefill.admit(self.running, step=self._runner.count, landed=self._runner.landed)
         self._end(admissions.rejected)
         for req in admissions.admitted:
             if req.first_scheduled_time is None:
@@ -243,24 +242,24 @@ class Scheduler:
             if decodes is not None:
                 chunks, failed = self.prefill.chunks()
                 self._end([(req, FAULT) for req in failed])
-                if chunks or decodes[0]:
-                    return ScheduleBatch(*decodes, chunks)
+                if chunks or len(decodes):
+                    return ScheduleBatch(decodes, chunks)
             if self._in_flight or not (self.running.reqs or self.prefill.active):
                 return None
             self._retract_one()
 
-    def _grow_running(self) -> tuple[list[Req], Int32Array] | None:
-        """Who takes a token of this step (`RunningBatch.next_rows`), with a slot for it; None where memory is too short for that."""
+    def _grow_running(self) -> Decodes | None:
+        """Who takes a token of this step, with a slot for it; None where memory is too short for that."""
         latest = self._in_flight.latest
-        reqs, rows = self.running.next_rows([] if latest is None else latest.fresh())
+        decodes = self.running.next_decodes([] if latest is None else latest.fresh())
         try:
-            return (reqs, rows) if self.running.grow(reqs, rows, self.ledger) else None
+            return decodes if self.running.grow(decodes, self.ledger) else None
         except Exception:
             log.exception("running rows could not grow together")
-            enough, failed = self.running.grow_one_by_one(reqs, rows, self.ledger)
+            enough, failed = self.running.grow_one_by_one(decodes, self.ledger)
             self._end([(req, FAULT) for req in failed])
-            going = [i for i, req in enumerate(reqs) if req.state is not ReqState.FINISHED]
-            return ([reqs[i] for i in going], rows[going]) if enough else None
+            going = [i for i, req in enumerate(decodes.reqs) if req.state is not ReqState.FINISHED]
+            return decodes.only(going) if enough else None
 
     def _retract_one(self) -> None:
         """Memory has run out, and nothing is in flight: take it from the request that loses least. One that is alone and still short can
@@ -287,7 +286,7 @@ class Scheduler:
         """
         self.stats.max_batch_size = max(self.stats.max_batch_size, batch.num_rows)
         flight = self._runner.submit(batch)
-        if batch.num_decodes:
+        if batch.decodes.reqs:
             self.prefill.ratio.step()
         return 1 if self.executor.info.overlap and not flight.has_failed else 0
 

@@ -28,15 +28,20 @@ class StepRunner:
     def __init__(self, executor: Executor, ledger: KVLedger, running: RunningBatch, results: ResultTaker) -> None:
         self.count = 0
         """Steps submitted, and the number of the next one."""
-        self.in_flight = InFlight(ledger.tables.num_rows)
+        self.in_flight = InFlight()
         self._executor = executor
         self._ledger = ledger
         self._running = running
         self._results = results
 
+    @property
+    def landed(self) -> int:
+        """All steps below this number have been read."""
+        return self.count - len(self.in_flight)
+
     def submit(self, batch: ScheduleBatch) -> Flight:
         """Start `batch` on top of what is in flight. Raises nothing that the executor raises: that is for who reads the step."""
-        flight = Flight(self.count, batch, self._start(batch), batch.sampling_rows(self._ledger.tables.num_rows))
+        flight = Flight(self.count, batch, self._start(batch), self._ledger.tables.num_rows)
         self.in_flight.add(flight)
         self.count += 1
         return flight
@@ -51,7 +56,7 @@ class StepRunner:
             return FailedStep(fault)
 
     def _advance(self, batch: ScheduleBatch) -> None:
-        self._running.advance(batch.rows)
+        self._running.advance(batch.decodes)
         for chunk in batch.chunks:
             chunk.req.submitted_len = chunk.end
             if chunk.is_last:
@@ -61,17 +66,11 @@ class StepRunner:
         """Read the oldest step in flight and take in what came of it. Raises nothing that one row's fault could cause."""
         flight = self.in_flight.pop()
         try:
-            tokens = self._read(flight)
+            tokens = _read(flight)
         except Exception:
             log.exception("step %d of %d rows failed", flight.step, flight.batch.num_rows)
             return self._run_one_by_one(flight)
         return self._take(flight.batch, tokens)
-
-    def _read(self, flight: Flight) -> RowTokens:
-        try:
-            return tokens_by_row(flight.handle.result(), flight.batch.num_rows)
-        finally:
-            self.in_flight.landed = flight.step + 1
 
     def _take(self, batch: ScheduleBatch, tokens: RowTokens) -> StepResult:
         return self._results.take(batch, self._running, tokens, self.in_flight, time.monotonic())
@@ -90,7 +89,7 @@ class StepRunner:
                 continue
             self.submit(row)
             try:
-                tokens = self._read(self.in_flight.pop())
+                tokens = _read(self.in_flight.pop())
             except Exception:
                 log.exception("%s: its row fails alone too", req.rid)
                 result.finished.append((req, FAULT))
@@ -105,7 +104,7 @@ class StepRunner:
             flight = self.in_flight.pop()
             reqs += flight.batch.reqs()
             try:
-                self._read(flight)
+                _read(flight)
             except Exception as fault:
                 log.info("step %d, on top of a failed one, failed too: %s", flight.step, fault)
         return reqs
@@ -130,3 +129,7 @@ class StepRunner:
     def _rebind(self, req: Req) -> None:
         self._executor.release(req.req_pool_idx)
         self._executor.bind(req.req_pool_idx, req.sampling_params, req.prompt_ids, np.array(req.output_ids, dtype=np.int32))
+
+
+def _read(flight: Flight) -> RowTokens:
+    return tokens_by_row(flight.handle.result(), flight.batch.num_rows)
