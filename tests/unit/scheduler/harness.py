@@ -63,7 +63,11 @@ class Outbox:
 
 
 class Harness:
+    overlap = False
+    """Whether a step is submitted before the last one is read, where `options` don't say."""
+
     def __init__(self, *, options: str = "", eos: tuple[int, ...] = (EOS,), context_len: int = 4096, **settings: object) -> None:
+        options = f"overlap={int(self.overlap)},{options}"
         values: dict[str, object] = {"executor": "scripted", "context_length": context_len, "executor_options": options} | settings
         self.args = ServerArgs(**values)  # type: ignore[arg-type]
         self.model = model_facts(vocab_size=VOCAB_SIZE, context_len=context_len, eos_token_ids=eos)

@@ -15,6 +15,8 @@ from sterna.scheduler.results import StepResult
 from sterna.scheduler.scheduler import MAX_FAILED_TURNS
 from unit.scheduler.harness import Harness, echo
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SHARED = [k % 97 + 1 for k in range(40)]
 PROMPTS = {
     "first": [*SHARED, 301],
