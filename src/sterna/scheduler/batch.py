@@ -62,11 +62,11 @@ def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedg
     `row_of` (by `req_pool_idx`): the rows of the step before, where that hasn't been read: who is in it takes his token from there.
     """
     n = len(batch.decodes)
-    rows, prefix = batch.decodes.rows, batch.decodes.positions
-    last_token = running.last_token[rows]
+    rows, prefix = batch.decodes.rows.astype(np.int32), batch.decodes.positions
+    last_token = running.last_token[batch.decodes.rows]
     input_from = None
     if row_of is not None:
-        input_from = row_of[rows]
+        input_from = row_of[batch.decodes.rows]
         last_token[input_from >= 0] = 0
     if not batch.chunks:
         ones = np.ones(n, dtype=np.uint8)

@@ -26,8 +26,8 @@ class Decodes:
     """Who takes one token of a step. Every array is the step's own."""
 
     reqs: list[Req]
-    rows: Int32Array
-    """(reqs,): `req_pool_idx`."""
+    rows: Int64Array
+    """(reqs,): `req_pool_idx`; int64, which NumPy indexes with several times as fast."""
     positions: Int32Array
     """(reqs,): of the token that goes in."""
     look: NDArray[np.bool_]
@@ -43,7 +43,7 @@ class Decodes:
 class RunningBatch:
     def __init__(self, max_rows: int) -> None:
         self.reqs: list[Req] = []
-        self._rows = np.zeros(max_rows, dtype=np.int32)
+        self._rows = np.zeros(max_rows, dtype=np.int64)
         """`req_pool_idx` of `reqs[i]`."""
         self.next_position = np.zeros(max_rows, dtype=np.int32)
         """Of the next token to be submitted."""
@@ -90,11 +90,11 @@ class RunningBatch:
         """Who takes the next step: those that run, and `fresh` ones whose first token is in flight; but nobody whose last token is."""
         rows = self._rows[: len(self.reqs)].copy()
         if fresh:
-            rows = np.concatenate([rows, np.array([req.req_pool_idx for req in fresh], dtype=np.int32)])
+            rows = np.concatenate([rows, np.array([req.req_pool_idx for req in fresh], dtype=np.int64)])
         positions = self.next_position[rows]
         left = self.end_position[rows] - positions
         decodes = Decodes(self.reqs + fresh, rows, positions, self.watched[rows] | (left == 1))
-        if left.all():
+        if np.count_nonzero(left) == len(left):
             return decodes
         return decodes.only(np.flatnonzero(left).tolist())
 

@@ -68,7 +68,7 @@ class ResultTaker:
         result = StepResult()
         n = len(batch.decodes)
         if n:
-            self._take_decodes(batch.decodes, running, tokens[:n], valid[:n] & _alive(batch.decodes, in_flight), result, now)
+            self._take_decodes(batch.decodes, running, tokens[:n], _alive(batch.decodes, valid[:n], in_flight), result, now)
         for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
             if chunk.req.state is ReqState.FINISHED:
                 continue
@@ -143,11 +143,12 @@ class ResultTaker:
             result.due.append(req)
 
 
-def _alive(decodes: Decodes, in_flight: InFlight) -> NDArray[np.bool_] | bool:
-    """(decodes,): who hasn't ended; True where nobody has."""
+def _alive(decodes: Decodes, valid: NDArray[np.bool_], in_flight: InFlight) -> NDArray[np.bool_]:
+    """(decodes,): whose `valid` token is wanted: those who haven't ended."""
     if not in_flight.departing:
-        return True
-    return np.array([req.state is not ReqState.FINISHED for req in decodes.reqs])
+        return valid
+    alive: NDArray[np.bool_] = np.array([req.state is not ReqState.FINISHED for req in decodes.reqs])
+    return valid & alive
 
 
 def tokens_by_row(output: StepOutput, num_rows: int) -> RowTokens:
