@@ -3,7 +3,6 @@
 The executor of these runs its steps in a thread, and notices when anything that an unread step has to do with changes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from sterna.protocol.finish import FinishLength, FinishMatchedToken
 from sterna.scheduler.decode import Decodes
 from sterna.scheduler.req import ReqState
 from sterna.scheduler.scheduler import MAX_BATCHES_IN_FLIGHT
-from unit.scheduler.gates import LONG, MOMENTS, Moment, close, overlapped
+from unit.scheduler.gates import LONG, MOMENTS, Log, Moment, close, overlapped
 from unit.scheduler.harness import EOS, Harness, Inbox, echo
 
 # ---- the order of things ----
@@ -253,8 +252,8 @@ class ScriptedInbox(Inbox):
         return True
 
 
-def scripted_inbox(h: Harness, script: Callable[[], list[ToScheduler]]) -> ScriptedInbox:
-    inbox = ScriptedInbox(h, script())
+def scripted_inbox(h: Harness, script: list[ToScheduler]) -> ScriptedInbox:
+    inbox = ScriptedInbox(h, script)
     h.scheduler._inbox = inbox
     return inbox
 
@@ -263,7 +262,7 @@ def test_a_step_in_flight_is_read_before_the_scheduler_sleeps() -> None:
     h, _, log = overlapped()
     h.send("a", [1, 2, EOS], 50)
     (request,) = h.inbox.messages
-    inbox = scripted_inbox(h, lambda: [request, ShutdownReq()])
+    inbox = scripted_inbox(h, [request, ShutdownReq()])
     h.scheduler.main_loop()
     assert h.output("a") == [1, 2, EOS]
     assert log.on_top() == [1, 2, 3]
@@ -275,7 +274,7 @@ def test_without_credit_the_step_in_flight_is_read_and_no_other_is_submitted() -
     h, _, log = overlapped()
     h.send("a", [1, 2, 3], 100)
     (request,) = h.inbox.messages
-    inbox = scripted_inbox(h, lambda: [request, OutputCredit(batches=2), ShutdownReq()])
+    inbox = scripted_inbox(h, [request, OutputCredit(batches=2), ShutdownReq()])
     h.scheduler.main_loop()
     assert inbox.waits == [0, 0, 0]
     # One step more than batches may leave, and after two more credits two steps more; nothing of it was lost.
