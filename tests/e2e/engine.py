@@ -19,6 +19,7 @@ from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, Executor, ForwardBatch, Int32Array, StepHandle, StepOutput
 from sterna.executor.torch.executor import TorchExecutor, create
+from sterna.models.spec import ModelSpec
 from sterna.protocol.control import OutputCredit
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import AbortReq, TokenizedGenerateReqInput
@@ -116,8 +117,11 @@ class Engine:
         )
         self._asked = 0
         self._batch_sizes: dict[str, int] = {}
-        self._spoilt = np.zeros(self.executor.info.num_slots, dtype=np.bool_)
-        self._spoil()
+        self._group_layers = [group.layers for group in msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec).kv_groups]
+        self._spoilt = [np.zeros(slots, dtype=np.bool_) for slots in self.executor.info.group_slots]
+        self.most_held = [0] * len(self._group_layers)
+        """Per KV group, the most slots that one request has held, or locked, in a step."""
+        self.spoil()
 
     @property
     def saw_a_mixed_step(self) -> bool:
@@ -153,7 +157,7 @@ class Engine:
 
     def flush(self) -> None:
         self.scheduler.ledger.cache.flush()
-        self._spoil()
+        self.spoil()
 
     def shutdown(self) -> None:
         self.scheduler.shutdown()
@@ -176,26 +180,34 @@ class Engine:
         self.scheduler.step()
         if self.outbox.batches > published:
             self.inbox.messages.append(OutputCredit(batches=self.outbox.batches - published))
-        self._spoil()
+        self.spoil()
 
     def _on_step(self, batch: ForwardBatch) -> None:
         self.batches.append(batch)
+        self._measure()
         rows = set(batch.req_pool_idx.tolist())
         for req in self.scheduler.reqs.values():
             if req.req_pool_idx in rows:
                 self._batch_sizes[req.rid] = max(self._batch_sizes.get(req.rid, 0), batch.num_rows)
 
-    def _spoil(self) -> None:
+    def spoil(self) -> None:
         """Slots that have just become nobody's."""
         pool = self.executor.inner.pool
-        free = np.zeros(pool.num_slots, dtype=np.bool_)
-        free[self.scheduler.ledger.pools.groups[0].free_slots()] = True
-        freed = np.flatnonzero(free & ~self._spoilt)
-        self._spoilt = free
-        if len(freed):
+        for group, layers in enumerate(self._group_layers):
+            free = np.zeros_like(self._spoilt[group])
+            free[self.scheduler.ledger.pools.groups[group].free_slots()] = True
+            freed = np.flatnonzero(free & ~self._spoilt[group])
+            self._spoilt[group] = free
             with torch.inference_mode():
-                for layer in pool.layers:
-                    layer.index_fill_(0, torch.from_numpy(freed), torch.nan)
+                for layer in layers if len(freed) else ():
+                    pool.layers[layer].index_fill_(0, torch.from_numpy(freed), torch.nan)
+
+    def _measure(self) -> None:
+        windows = {group: index for index, (group, _) in enumerate(self.scheduler.ledger.pools.windows)}
+        for req in self.scheduler.reqs.values():
+            for group in range(len(self.most_held)):
+                start = req.window_starts[windows[group]] if group in windows and req.window_starts else 0
+                self.most_held[group] = max(self.most_held[group], req.allocated_len - start)
 
     def _answer(self, rid: str) -> Answer:
         rows = self.outbox.rows[rid]

@@ -99,7 +99,7 @@ def test_prefixes_that_were_evicted_leave_nothing_behind(tiny: TinyModels, model
     under_test = engine(tiny, model, max_total_tokens=20 * PAGE)
     tree, evicted = under_test.scheduler.ledger.cache, []
     evict = tree.evict
-    monkeypatch.setattr(tree, "evict", lambda tokens: evicted.append(evict(tokens)) or evicted[-1])
+    monkeypatch.setattr(tree, "evict", lambda group, tokens: evicted.append(evict(group, tokens)) or evicted[-1])
     for turn in range(8):
         asks = [Ask([*ids(40, seed=turn % 3), *ids(20, seed=100 + turn)], 8), Ask(ids(60, seed=turn), 8)]
         check(tiny, model, asks, under_test.run(*asks))
@@ -203,17 +203,29 @@ def test_neighbours_that_leave_in_the_middle_change_no_token(tiny: TinyModels, m
 
 SHORT = 40 * PAGE
 """Room for six of `too_many` if each makes 7/10 of the tokens that it may, which is what the scheduler expects; all make more."""
+SHORT_WINDOWS = {"page_size": 4, "max_total_tokens": 32 * 4}
+"""The same for a model whose layers all have a window: of that they never hold more than six pages each, and need five."""
 
 
 def too_many(params: SamplingParams) -> list[Ask]:
     return [Ask(ids(9 + i, seed=i), 100, params=params) for i in range(8)]
 
 
+def expect_no_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that expects no output of anybody admits too many, and has to take memory back."""
+    monkeypatch.setattr(NewTokenRatio, "INITIAL", 0.0)
+    monkeypatch.setattr(NewTokenRatio, "FLOOR", 0.0)
+
+
 @pytest.mark.parametrize("radix_cache", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_requests_that_were_retracted_lose_nothing(tiny: TinyModels, model: str, radix_cache: bool) -> None:
+def test_requests_that_were_retracted_lose_nothing(
+    tiny: TinyModels, model: str, radix_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect_no_outputs(monkeypatch)
     asks = too_many(STYLES[0])
-    under_test = engine(tiny, model, max_total_tokens=SHORT, radix_cache=radix_cache, chunked_prefill_size=32)
+    memory = SHORT_WINDOWS if model == "mistral-window" else {"max_total_tokens": SHORT}
+    under_test = engine(tiny, model, radix_cache=radix_cache, chunked_prefill_size=32, **memory)
     answers = under_test.run(*asks)
     assert sum(answer.retractions for answer in answers) > 0
     check(tiny, model, asks, answers)
@@ -305,13 +317,12 @@ def traffic(seed: int) -> list[Ask]:
 def test_in_any_traffic_each_gets_what_it_gets_alone(
     tiny: TinyModels, model: str, page_size: int, chunk_size: int, policy: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A scheduler that expects no output of anybody admits too many, and has to take memory back.
-    monkeypatch.setattr(NewTokenRatio, "INITIAL", 0.0)
-    monkeypatch.setattr(NewTokenRatio, "FLOOR", 0.0)
+    expect_no_outputs(monkeypatch)
+    memory = 96 if model == "mistral-window" else 288
     settings = {"page_size": page_size, "chunked_prefill_size": chunk_size, "schedule_policy": policy}
     aborts = {2: 20, 7: 33, 11: 45}
     asks = traffic(page_size * chunk_size)
-    under_test = engine(tiny, model, max_total_tokens=288, overlap=overlap, **settings)
+    under_test = engine(tiny, model, max_total_tokens=memory, overlap=overlap, **settings)
     answers = under_test.run(*asks, aborts=aborts)
     assert (under_test.executor.steps_on_top > 0) == overlap
     assert sum(answer.retractions for answer in answers) > 0

@@ -46,7 +46,8 @@ class GroupSlots:
     """(tokens,): the slot that each input token's K and V are written to."""
     req_to_token: Int32Array
     """(req_pool_size, max_context): row `req_pool_idx`, column position -> slot. The scheduler's own table, shared read-only; entries below
-    a row's `seq_lens` are fixed while the step runs."""
+    a row's `seq_lens` are fixed while the step runs. In a group with a window, entries that none of the row's queries sees (positions
+    up to `prefix_lens` - window) mean nothing, their slots may be somebody else's by now, and an executor must not read them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +57,7 @@ class ForwardBatch:
     A row is one request: a prefill chunk, or one generated token (or several replayed ones).
 
     Row r's tokens are `input_ids[row_splits[r]:row_splits[r + 1]]`, at positions `prefix_lens[r] .. seq_lens[r] - 1`, and attend to
-    slots `req_to_token[req_pool_idx[r], :seq_lens[r]]`, causally.
+    slots `req_to_token[req_pool_idx[r], :seq_lens[r]]`, causally, and in a group with a window only to those inside it.
     """
 
     step: int
@@ -114,8 +115,10 @@ class ExecutorInfo:
     name: str
     dtype: str
     device: str
-    num_slots: int
-    """KV slots per group (tokens that the pool holds); slot 0 .. num_slots - 1 are all usable."""
+    group_slots: tuple[int, ...]
+    """KV slots of each group of `ModelSpec.kv_groups`; of n, slots 0 .. n - 1 are all usable."""
+    group_windows: tuple[int | None, ...]
+    """Each group's window in tokens; None where a group holds every token."""
     page_size: int
     """Slots are allocated in aligned runs of this many."""
     max_batch_rows: int
@@ -125,11 +128,17 @@ class ExecutorInfo:
     exactness: Literal["bitwise", "token", "none"]
     """What invariant 7 amounts to here."""
     kv_bytes_per_token: int
+    """Over all groups."""
     overlap: bool = True
     """Whether steps run on after `submit`, so that it pays to submit the next one before this one is read. Where a step is over when
     `submit` returns, that would only make every result a step late."""
     details: dict[str, str | int | float | bool] = field(default_factory=dict)
     """For `/server_info`."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the first group."""
+        return self.group_slots[0]
 
 
 class Executor(abc.ABC):

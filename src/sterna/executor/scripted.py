@@ -1,9 +1,9 @@
 """An executor that runs no model: for tests, and for measuring the host. Output token k of a request is `prompt[k % len(prompt)]`.
 
-Its "KV" is what a model's would have to be: each slot remembers the token, the position and the role that were written to it, and
-each step verifies that every row's context is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
-evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or to the slots of
-its context, between the step's `submit` and its `result`.
+Its "KV" is what a model's would have to be: in each group each slot remembers the token, the position and the role that were written to
+it, and each step verifies that what every row sees is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
+evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or
+to the slots that it sees, between the step's `submit` and its `result`.
 
 `--executor-options key=value,…`:
 
@@ -17,6 +17,8 @@ its context, between the step's `submit` and its `result`.
     raise_token=ID           a step in which a row would sample ID raises
     fail_bind_token=ID       `bind` raises for a prompt that begins with ID
     max_batch_rows=65536
+    windows=0                the KV groups' windows, as 0:16:64; 0 is a group without one
+    window_slots=0           slots of each group with a window; 0: as many as the others have
 """
 
 from __future__ import annotations
@@ -60,6 +62,17 @@ class ScriptViolation(Exception):
     """The scheduler broke the seam's contract."""
 
 
+def _read_windows(text: str) -> tuple[int, ...]:
+    return tuple(int(window) for window in text.split(":"))
+
+
+_READERS: dict[str, Callable[[str], float | tuple[int, ...]]] = {
+    "step_ms": float,
+    "prefill_us_per_token": float,
+    "windows": _read_windows,
+}
+
+
 @dataclass(slots=True, frozen=True)
 class ScriptOptions:
     verify: int = 1
@@ -72,17 +85,19 @@ class ScriptOptions:
     raise_token: int = -1
     fail_bind_token: int = -1
     max_batch_rows: int = 65536
+    windows: tuple[int, ...] = (0,)
+    window_slots: int = 0
 
     @staticmethod
     def parse(text: str) -> ScriptOptions:
         """Raises ConfigError for a key that doesn't exist or a value that isn't a number."""
-        values: dict[str, float] = {}
+        values: dict[str, float | tuple[int, ...]] = {}
         for item in filter(None, text.split(",")):
             key, _, value = item.partition("=")
             if key not in ScriptOptions.__slots__:
                 raise ConfigError(f"--executor-options: the scripted executor has no {key!r}; it has {', '.join(ScriptOptions.__slots__)}")
             try:
-                values[key] = float(value) if key in ("step_ms", "prefill_us_per_token") else int(value)
+                values[key] = _READERS.get(key, int)(value)
             except ValueError:
                 raise ConfigError(f"--executor-options: {key} must be a number, not {value!r}") from None
         return ScriptOptions(**values)  # type: ignore[arg-type]
@@ -125,7 +140,9 @@ class ScriptedStep:
 class UnreadSteps:
     """What must stay as it is: the contexts of rows whose step was submitted and hasn't been read."""
 
-    def __init__(self) -> None:
+    def __init__(self, windows: tuple[int | None, ...]) -> None:
+        """`windows`: of each KV group."""
+        self._windows = windows
         self.num_on_top = 0
         """Steps that were submitted before the one before them was read."""
         self._steps: dict[int, tuple[ForwardBatch, list[list[Int32Array]]]] = {}
@@ -154,9 +171,12 @@ class UnreadSteps:
                 raise ScriptViolation(f"row {row} is bound or released before step {step} has been read")
 
     def _contexts(self, batch: ForwardBatch) -> list[list[Int32Array]]:
-        """Of each group, of each row."""
-        rows = list(zip(batch.req_pool_idx.tolist(), batch.seq_lens.tolist(), strict=True))
-        return [[group.req_to_token[row, :end].copy() for row, end in rows] for group in batch.groups]
+        """Of each group, of each row: the slots that it sees."""
+        rows = list(zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
+        return [
+            [group.req_to_token[row, _first_seen(prefix, window) : end].copy() for row, prefix, end in rows]
+            for group, window in zip(batch.groups, self._windows, strict=True)
+        ]
 
 
 class ScriptedExecutor(Executor):
@@ -164,11 +184,11 @@ class ScriptedExecutor(Executor):
         self.info = info
         self._options = options
         self._rows: dict[int, Script] = {}
-        # (3, slots): token, position, role of what was written last; -1 where nothing was.
-        self._kv: NDArray[np.int64] = np.full((3, info.num_slots), -1, dtype=np.int64)
+        # Per group (3, slots): token, position, role of what was written last; -1 where nothing was.
+        self._kv: list[NDArray[np.int64]] = [np.full((3, slots), -1, dtype=np.int64) for slots in info.group_slots]
         self._last: StepOutput | None = None
         """Of the step before, for `input_from`; None where it failed."""
-        self.unread = UnreadSteps()
+        self.unread = UnreadSteps(info.group_windows)
         self.violations: list[str] = []
         """Everything that a `ScriptViolation` was raised for: whoever runs failed steps again may have recovered from it."""
         self._thread = ThreadPoolExecutor(1, "scripted executor") if options.threaded else None
@@ -302,16 +322,16 @@ class ScriptedExecutor(Executor):
         if end <= start or end > self.info.max_context_len:
             raise ScriptViolation(f"a row of positions {start}..{end}")
         span = slice(int(batch.row_splits[r]), int(batch.row_splits[r + 1]))
-        for group in batch.groups:
+        for group, kv in zip(batch.groups, self._kv, strict=True):
             out = group.out_cache_loc[span]
             if (group.req_to_token[batch.req_pool_idx[r], start:end] != out).any():
                 raise ScriptViolation("out_cache_loc disagrees with req_to_token")
-            self._kv[0, out] = input_ids[span]
-            self._kv[1, out] = np.arange(start, end)
-            self._kv[2, out] = batch.roles[r]
+            kv[0, out] = input_ids[span]
+            kv[1, out] = np.arange(start, end)
+            kv[2, out] = batch.roles[r]
 
     def _read(self, batch: ForwardBatch, r: int) -> None:
-        """The slots of row r's context hold exactly its tokens; and it samples exactly at their end."""
+        """The slots of what row r sees hold exactly its tokens; and it samples exactly at their end."""
         row, end = int(batch.req_pool_idx[r]), int(batch.seq_lens[r])
         script = self._rows.get(row)
         if script is None:
@@ -322,12 +342,18 @@ class ScriptedExecutor(Executor):
         role = ROLE_PROMPT if batch.prefix_lens[r] < prompt_len else ROLE_GENERATED
         if batch.roles[r] != role or (role == ROLE_PROMPT and end > prompt_len):
             raise ScriptViolation("tokens in the wrong role")
-        for group in batch.groups:
-            token, position, written = self._kv[:, group.req_to_token[row, :end]]
-            if (token != script.tokens[:end]).any() or (position != np.arange(end)).any():
+        for group, window, kv in zip(batch.groups, self.info.group_windows, self._kv, strict=True):
+            start = _first_seen(int(batch.prefix_lens[r]), window)
+            token, position, written = kv[:, group.req_to_token[row, start:end]]
+            if (token != script.tokens[start:end]).any() or (position != np.arange(start, end)).any():
                 raise ScriptViolation(f"row {row}: its context isn't what its slots hold")
-            if not self.info.reuse_generated_kv and (written != (np.arange(end) >= prompt_len)).any():
+            if not self.info.reuse_generated_kv and (written != (np.arange(start, end) >= prompt_len)).any():
                 raise ScriptViolation(f"row {row}: its context was computed in another role")
+
+
+def _first_seen(prefix_len: int, window: int | None) -> int:
+    """The first position that a row of so many computed tokens sees."""
+    return 0 if window is None else max(0, prefix_len - window + 1)
 
 
 def create(args: ServerArgs, folder: Path) -> Executor:
@@ -338,7 +364,8 @@ def create(args: ServerArgs, folder: Path) -> Executor:
         name="scripted",
         dtype="none",
         device="none",
-        num_slots=num_slots,
+        group_slots=tuple((options.window_slots or num_slots) if window else num_slots for window in options.windows),
+        group_windows=tuple(window or None for window in options.windows),
         page_size=args.page_size,
         max_batch_rows=options.max_batch_rows,
         max_context_len=args.context_length or ModelConfig.load(folder).context_len,

@@ -8,10 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sterna.mem_cache.window import UNLIMITED, least_window_tokens, window_start
+
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 SlotArrays = tuple[Int32Array, ...]
-"""Slots of the same tokens in each KV group, one array a group, all of one length."""
+"""Slots of the same tokens in each KV group, one array a group, all of one length. In a group with a window a page may be missing."""
+NO_SLOT = -1
+"""In place of the slots of a page that is missing."""
 
 
 class OutOfSlots(Exception):
@@ -80,21 +84,38 @@ class PagedAllocator:
 
 
 class SlotPools:
-    """The allocators of all KV groups, moved together: a token has a slot in each."""
+    """The allocators of all KV groups. A token gets a slot in each; in a group with a window it gives that back earlier."""
 
-    def __init__(self, num_slots: int, page_size: int, num_groups: int) -> None:
+    def __init__(self, group_slots: tuple[int, ...], page_size: int, group_windows: tuple[int | None, ...] | None = None) -> None:
+        """`group_windows`: per group, its window in tokens or None; by default no group has one."""
         self.page_size = page_size
-        self.groups = tuple(PagedAllocator(num_slots, page_size) for _ in range(num_groups))
+        self.groups = tuple(PagedAllocator(num_slots, page_size) for num_slots in group_slots)
+        windows = group_windows or (None,) * len(group_slots)
+        self.windows = tuple((group, window) for group, window in enumerate(windows) if window is not None)
+        """(group, window) of each group that has one."""
 
     @property
     def total(self) -> int:
-        """Tokens that the pools hold."""
+        """Tokens that the first group holds."""
         return self.groups[0].total
 
     @property
     def available(self) -> int:
         """Tokens for which every group has a free slot."""
         return min(group.available for group in self.groups)
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest request that could run here, alone."""
+        longest = [group.total for group in self.groups]
+        for group, window in self.windows:
+            if longest[group] >= least_window_tokens(window, self.page_size):
+                longest[group] = UNLIMITED
+        return min(longest)
+
+    def window_starts(self, length: int) -> tuple[int, ...]:
+        """Per group with a window: the first position that a request with `length` computed tokens keeps."""
+        return tuple(window_start(length, window, self.page_size) for _, window in self.windows)
 
     def alloc(self, num_pages: int) -> SlotArrays:
         """Raises OutOfSlots, and then takes from no group."""
@@ -103,5 +124,6 @@ class SlotPools:
         return tuple(group.alloc(num_pages) for group in self.groups)
 
     def free(self, slots: SlotArrays) -> None:
+        """Per group, slots of that group: not necessarily of the same tokens."""
         for group, own in zip(self.groups, slots, strict=True):
             group.free(own)

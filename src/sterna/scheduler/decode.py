@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sterna.mem_cache.allocator import Int32Array, Int64Array, OutOfSlots
+from sterna.mem_cache.window import least_window_tokens
 from sterna.scheduler.finish import needs_every_token
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req, ReqState
@@ -110,6 +111,13 @@ class RunningBatch:
         """Output tokens that may still come, at most `clip` a row."""
         rows = self._rows[: len(self.reqs)]
         return int(np.minimum(self.end_position[rows] - self.next_position[rows], clip).sum())
+
+    def future_slots(self, share: float, window: int, page_size: int) -> int:
+        """Slots that a group with `window` still gives out for them, if `share` of them come: those of a row that has a window's worth come
+        from what it gives back."""
+        rows = self._rows[: len(self.reqs)]
+        growth = np.maximum(least_window_tokens(window, page_size) - self.next_position[rows], page_size)
+        return int(np.minimum((self.end_position[rows] - self.next_position[rows]) * share, growth).sum())
 
     # ---- its memory ----
 

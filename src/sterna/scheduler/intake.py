@@ -33,7 +33,7 @@ class IntakeLimits:
     vocab_size: int
     context_len: int
     pool_tokens: int
-    """KV slots in all."""
+    """Of the longest request that the KV pools could hold."""
     stream_interval: int
 
 

@@ -8,6 +8,9 @@ The row of `req_to_token` of one request, by position:
 
 `tree_len` and `allocated_len` are whole pages. Prompt KV goes to the cache after every chunk, generated KV at the end, and only
 where the executor says that generated KV may serve a prompt.
+
+In a group with a window the request holds all this from its window start on only, which follows `kv_len` as steps return; what is before
+is nobody's if it was the request's own, and the cache's to evict if it was locked. Its entries in the row mean nothing any more.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from __future__ import annotations
 import numpy as np
 
 from sterna.executor.base import GroupSlots
-from sterna.mem_cache.allocator import Int32Array, OutOfSlots, SlotPools
+from sterna.mem_cache.allocator import NO_SLOT, Int32Array, OutOfSlots, SlotArrays, SlotPools
 from sterna.mem_cache.prefix_cache import PrefixCache, PrefixMatch
 from sterna.mem_cache.req_to_token import ReqToToken
+from sterna.mem_cache.window import most_window_tokens
 from sterna.scheduler.req import Req
+
+Demand = list[int]
+"""Tokens, per KV group."""
 
 
 class KVLedger:
@@ -29,18 +36,21 @@ class KVLedger:
         self.page_size = pools.page_size
         self._reuse_generated_kv = reuse_generated_kv
         self._lanes = np.arange(self.page_size)
-        self.owned = 0
-        """Tokens of pages that requests own."""
+        self.owned = [0] * len(pools.groups)
+        """Per group, tokens of pages that requests own."""
 
     @property
     def obtainable(self) -> int:
-        """Tokens that can be allocated now, evicting what nobody holds."""
-        return self.pools.available + self.cache.evictable_size
+        """Tokens that can be allocated now in every group, evicting what nobody holds."""
+        return min(self._obtainable(group) for group in range(len(self.owned)))
 
     @property
     def used(self) -> int:
-        """Tokens that live requests hold or lock."""
-        return self.owned + self.cache.protected_size
+        """Tokens that live requests hold or lock in the first group."""
+        return self.owned[0] + self.cache.protected_size
+
+    def _obtainable(self, group: int) -> int:
+        return self.pools.groups[group].available + self.cache.evictable(group)
 
     def whole_pages(self, length: int) -> int:
         """`length` rounded up."""
@@ -58,14 +68,24 @@ class KVLedger:
         limit = self.match_limit(req)
         return self.cache.match(req.cache_namespace, req.cache_key(limit), limit)
 
-    def open(self, req: Req, match: PrefixMatch, demand: int) -> bool:
-        """Give `req` a row that begins with `match`, which it locks, if `demand` more tokens can then be had; False changes nothing."""
-        self.cache.lock(match.node)
-        if demand > self.obtainable or not self.tables.available:
-            self.cache.unlock(match.node)
+    def demand(self, tokens: int, length: int, chunk: int) -> Demand:
+        """What of each group a request takes beyond what it has with `length` computed tokens, when it goes on by `tokens`, at most `chunk`
+        of them in one step."""
+        demand = [tokens] * len(self.owned)
+        for (group, window), start in zip(self.pools.windows, self.pools.window_starts(length), strict=True):
+            demand[group] = min(tokens, max(0, most_window_tokens(window, chunk, self.page_size) - (length - start)))
+        return demand
+
+    def open(self, req: Req, match: PrefixMatch, demand: Demand) -> bool:
+        """Give `req` a row that begins with `match`, which it locks, if `demand` can then be had; False changes nothing."""
+        starts = self.pools.window_starts(match.length)
+        self.cache.lock(match.node, starts)
+        if not self.tables.available or any(tokens > self._obtainable(group) for group, tokens in enumerate(demand)):
+            self.cache.unlock(match.node, starts)
             return False
         req.req_pool_idx = self.tables.alloc_row()
         req.node = match.node
+        req.window_starts = starts
         req.tree_len = req.allocated_len = req.kv_len = match.length
         req.fill_ids = req.all_ids()
         self.tables.write(req.req_pool_idx, 0, match.slots)
@@ -79,7 +99,7 @@ class KVLedger:
             slots = self.pools.alloc(missing // self.page_size)
             start = req.allocated_len
             req.allocated_len += missing
-            self.owned += missing
+            self._own(missing)
             self.tables.write(req.req_pool_idx, start, slots)
 
     def grow_by_page(self, reqs: list[Req]) -> None:
@@ -93,12 +113,17 @@ class KVLedger:
             table[rows, columns] = slots.reshape(len(reqs), self.page_size)
         for req in reqs:
             req.allocated_len += self.page_size
-        self.owned += len(reqs) * self.page_size
+        self._own(len(reqs) * self.page_size)
 
     def _make_room(self, tokens: int) -> None:
-        short = tokens - self.pools.available
-        if short > 0 and self.cache.evict(short) < short:
-            raise OutOfSlots(f"{tokens} tokens wanted, {self.pools.available} free")
+        for group, pool in enumerate(self.pools.groups):
+            short = tokens - pool.available
+            if short > 0 and self.cache.evict(group, short) < short:
+                raise OutOfSlots(f"{tokens} tokens wanted, {pool.available} free in group {group}")
+
+    def _own(self, tokens: int) -> None:
+        for group in range(len(self.owned)):
+            self.owned[group] += tokens
 
     def cache_computed(self, req: Req, *, in_flight: bool = False) -> None:
         """Hand `req`'s computed whole pages to the cache and read them from there from now on.
@@ -110,33 +135,71 @@ class KVLedger:
         if length // self.page_size * self.page_size <= req.tree_len:
             return
         row, key = req.req_pool_idx, req.cache_key(length)
-        if in_flight and self.cache.match_length(req.cache_namespace, key, length) > req.tree_len:
+        if in_flight and self.cache.known_length(req.cache_namespace, key) > req.tree_len:
             return
-        match = self.cache.insert(req.cache_namespace, key, self.tables.read(row, 0, length), req.tree_len)
-        gained = match.length - req.tree_len
-        if gained <= 0:
+        match = self.cache.insert(req.cache_namespace, key, self._held_slots(req, length), req.tree_len)
+        if match.length <= req.tree_len:
             return
         start = req.tree_len
+        before = self.owned_from(req)
         # From here on they are the cache's, whatever fails below: `close` must not free them.
         req.tree_len = match.length
-        self.owned -= gained
+        for group, (old, new) in enumerate(zip(before, self.owned_from(req), strict=True)):
+            self.owned[group] -= new - old
         self.tables.write(row, start, tuple(own[start:] for own in match.slots))
-        self.cache.lock(match.node)
+        self.cache.lock(match.node, req.window_starts)
         held, req.node = req.node, match.node
         assert held is not None
-        self.cache.unlock(held)
+        self.cache.unlock(held, req.window_starts)
+
+    def free_behind(self, req: Req, length: int) -> None:
+        """Give back what of `req` lies behind the windows of the query at position `length`.
+
+        Only once the step that computed the token before it has returned its result: all of `req`'s queries that may still read, in flight
+        or to come, are then at `length` or later.
+        """
+        starts = self.pools.window_starts(length)
+        if starts == req.window_starts:
+            return
+        assert req.node is not None
+        row = req.req_pool_idx
+        for index, ((group, _), old, new) in enumerate(zip(self.pools.windows, req.window_starts, starts, strict=True)):
+            if old < req.tree_len:
+                self.cache.advance(req.node, index, old, min(new, req.tree_len))
+            own = max(old, req.tree_len)
+            if own < new:
+                self.pools.groups[group].free(self.tables.tables[group][row, own:new])
+                self.owned[group] -= new - own
+        req.window_starts = starts
 
     def close(self, req: Req) -> None:
         """Take everything back from `req`, its row included. What of it should outlive it has been handed to the cache before."""
         if req.node is None:
             return
-        self.pools.free(self.tables.read(req.req_pool_idx, req.tree_len, req.allocated_len))
-        self.owned -= req.allocated_len - req.tree_len
-        self.cache.unlock(req.node)
-        self.tables.free_row(req.req_pool_idx)
+        row, end = req.req_pool_idx, req.allocated_len
+        for group, (table, start) in enumerate(zip(self.tables.tables, self.owned_from(req), strict=True)):
+            self.pools.groups[group].free(table[row, start:end])
+            self.owned[group] -= end - start
+        self.cache.unlock(req.node, req.window_starts)
+        self.tables.free_row(row)
         req.node = None
         req.req_pool_idx = -1
         req.kv_len = req.tree_len = req.allocated_len = 0
+        req.window_starts = ()
+
+    def owned_from(self, req: Req) -> list[int]:
+        """Per group, from which position on `req` owns its slots."""
+        starts = [req.tree_len] * len(self.owned)
+        for (group, _), start in zip(self.pools.windows, req.window_starts, strict=True):
+            starts[group] = max(start, req.tree_len)
+        return starts
+
+    def _held_slots(self, req: Req, length: int) -> SlotArrays:
+        """Of `req`'s first `length` tokens, what it holds of them."""
+        slots = self.tables.read(req.req_pool_idx, 0, length)
+        for (group, _), start in zip(self.pools.windows, req.window_starts, strict=True):
+            slots[group][:start] = NO_SLOT
+        return slots
 
     # ---- for a step ----
 

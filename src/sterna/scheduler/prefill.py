@@ -20,7 +20,7 @@ from sterna.protocol.generate import CacheNamespace
 from sterna.scheduler.batch import PrefillChunk
 from sterna.scheduler.decode import RunningBatch
 from sterna.scheduler.finish import DOES_NOT_FIT
-from sterna.scheduler.kv import KVLedger
+from sterna.scheduler.kv import Demand, KVLedger
 from sterna.scheduler.policy import SchedulePolicy
 from sterna.scheduler.req import Req, ReqState
 from sterna.scheduler.waiting import WaitingQueue
@@ -115,20 +115,21 @@ class Prefill:
                 break
             if req.state is ReqState.PREFILL:
                 result.admitted.append(req)
-                committed += demand
+                committed = _sum(committed, demand)
                 budget -= _missing(req)
         return result
 
-    def _try(self, req: Req, committed: int, *, alone: bool, step: int) -> int:
+    def _try(self, req: Req, committed: Demand, *, alone: bool, step: int) -> Demand:
         """Admit the queue's head, or let it follow a leader, or leave it where it is. Returns the memory that it is expected to take."""
         match = self._ledger.match(req)
         if self._followers.follow(req, match.length, self._chunk_size, step):
             self.waiting.discard(req)
-            return 0
+            return self._ledger.demand(0, 0, 0)
         missing = req.num_tokens - match.length
-        demand = self._demand(req, missing)
-        # The only request needs no estimate: it runs until it ends or memory does.
-        if self._ledger.open(req, match, self._ledger.whole_pages(missing) if alone else committed + demand):
+        demand = self._demand(req, match.length, missing)
+        # The only request needs no estimate: it runs until it ends or memory does, in chunks as small as memory is short.
+        least = self._ledger.demand(self._ledger.whole_pages(missing), match.length, 0)
+        if self._ledger.open(req, match, least if alone else _sum(committed, demand)):
             self._start(req, match.length)
         return demand
 
@@ -141,14 +142,20 @@ class Prefill:
         req.state = ReqState.PREFILL
         self._followers.lead(req)
 
-    def _committed(self, running: RunningBatch) -> int:
-        """Tokens of memory that those already admitted are expected to take yet."""
-        outputs = running.future_tokens(OUTPUT_ESTIMATE_CLIP) * self.ratio.value
-        return int(outputs) + sum(self._demand(req, _missing(req)) for req in self.active)
+    def _committed(self, running: RunningBatch) -> Demand:
+        """Per group, tokens of memory that those already admitted are expected to take yet."""
+        outputs = [int(running.future_tokens(OUTPUT_ESTIMATE_CLIP) * self.ratio.value)] * len(self._ledger.owned)
+        for group, window in self._ledger.pools.windows:
+            outputs[group] = running.future_slots(self.ratio.value, window, self._ledger.page_size)
+        for req in self.active:
+            outputs = _sum(outputs, self._demand(req, req.submitted_len, _missing(req)))
+        return outputs
 
-    def _demand(self, req: Req, missing: int) -> int:
+    def _demand(self, req: Req, length: int, missing: int) -> Demand:
+        """Of `req`, with `length` computed tokens, `missing` others that are there to be computed, and its expected outputs."""
         outputs = min(req.tokens_left, OUTPUT_ESTIMATE_CLIP) * self.ratio.value
-        return self._ledger.whole_pages(missing) + self._ledger.page_size + int(outputs)
+        tokens = self._ledger.whole_pages(missing) + self._ledger.page_size + int(outputs)
+        return self._ledger.demand(tokens, length, min(missing, self._chunk_size or missing))
 
     # ---- chunks ----
 
@@ -273,6 +280,10 @@ class Followers:
         same = key == leader.prompt_ids[: len(key)]
         common = len(key) if same.all() else int(np.argmin(same))
         return common // self._ledger.page_size * self._ledger.page_size
+
+
+def _sum(first: Demand, second: Demand) -> Demand:
+    return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def _missing(req: Req) -> int:

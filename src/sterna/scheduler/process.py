@@ -35,9 +35,6 @@ from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-NUM_KV_GROUPS = 1
-"""Every architecture so far has one, of kind full."""
-
 
 class SocketOutbox:
     """Senders to the detokenizer and to whichever server asks for a reply."""
@@ -80,9 +77,9 @@ def create_scheduler(
     info = executor.info
     context_len = min(model.context_len, info.max_context_len)
     max_rows = min(args.max_running_requests, info.max_batch_rows)
-    pools = SlotPools(info.num_slots, info.page_size, NUM_KV_GROUPS)
-    tables = ReqToToken(max_rows, context_len, info.page_size, NUM_KV_GROUPS)
-    cache: PrefixCache = RadixCache(pools) if args.radix_cache else ChunkCache(NUM_KV_GROUPS)
+    pools = SlotPools(info.group_slots, info.page_size, info.group_windows)
+    tables = ReqToToken(max_rows, context_len, info.page_size, len(info.group_slots))
+    cache: PrefixCache = RadixCache(pools) if args.radix_cache else ChunkCache(len(info.group_slots))
     ledger = KVLedger(pools, tables, cache, reuse_generated_kv=info.reuse_generated_kv)
     policy = SchedulePolicy(args.schedule_policy, cache)
     running = RunningBatch(max_rows)
@@ -92,7 +89,7 @@ def create_scheduler(
         prefill=Prefill(ledger, policy, chunk_size=args.chunked_prefill_size, max_rows=max_rows),
         running=running,
         runner=StepRunner(executor, ledger, running, ResultTaker(ledger, model.vocab_size, frozenset(model.eos_token_ids))),
-        limits=IntakeLimits(model.vocab_size, context_len, pools.total, args.stream_interval),
+        limits=IntakeLimits(model.vocab_size, context_len, pools.longest_request, args.stream_interval),
         max_queued_requests=args.max_queued_requests,
         inbox=inbox,
         outbox=outbox,

@@ -62,6 +62,8 @@ class Req:
     """While it is in prefill: tokens that have been given to a step; those beyond `kv_len` are in flight."""
     tree_len: int = 0
     allocated_len: int = 0
+    window_starts: tuple[int, ...] = ()
+    """Per KV group with a window: the first position whose slot it still holds."""
     node: PrefixNode | None = None
 
     # What was said of it.

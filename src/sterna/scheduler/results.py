@@ -69,6 +69,8 @@ class ResultTaker:
         n = len(batch.decodes)
         if n:
             self._take_decodes(batch.decodes, running, tokens[:n], _alive(batch.decodes, valid[:n], in_flight), result, now)
+            if self._ledger.pools.windows:
+                self._free_behind(batch.decodes)
         for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
             if chunk.req.state is ReqState.FINISHED:
                 continue
@@ -97,6 +99,13 @@ class ResultTaker:
             if len(output_ids) - req.num_sent >= req.output_interval:
                 due.append(req)
         result.num_tokens += int(valid.sum())
+
+    def _free_behind(self, decodes: Decodes) -> None:
+        """Rows that have filled a page may have left another behind their windows."""
+        kv_lens = decodes.positions + 1
+        for i in np.flatnonzero(kv_lens % self._ledger.page_size == 0).tolist():
+            if decodes.reqs[i].state is not ReqState.FINISHED:
+                self._ledger.free_behind(decodes.reqs[i], int(kv_lens[i]))
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
         """A row that may end here, or has ended before; a fault in its handling ends it and nobody else."""
@@ -131,6 +140,7 @@ class ResultTaker:
         req.kv_len = chunk.end
         req.chunks += 1
         self._ledger.cache_computed(req, in_flight=in_flight.uses(req))
+        self._ledger.free_behind(req, chunk.end)
         if not is_last:
             return
         result.num_tokens += 1

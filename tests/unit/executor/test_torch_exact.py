@@ -20,12 +20,12 @@ SEEDED = SamplingParams(temperature=1.0, top_p=0.9, seed=11)
 
 
 @cache
-def reference(variant: str) -> list[int]:
+def reference(variant: str, new: int = NEW) -> list[int]:
     """Greedy tokens by transformers."""
     model = tiny_models.torch_model(variant)
     ids = torch.tensor([PROMPT])
     with torch.no_grad():
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None)
     tokens = out[0, len(PROMPT) :].tolist()
     assert len(set(tokens)) > 4  # it wanders: a fault would show
     return tokens
@@ -50,6 +50,53 @@ FAMILIES = [
 def test_greedy_tokens_are_those_of_transformers(variant: str) -> None:
     driver = Driver(tiny_executor(variant))
     assert driver.generate(driver.add(PROMPT), NEW) == reference(variant)
+
+
+WINDOWED = ["mistral-window", "qwen2-window", "qwen3-window"]
+WINDOW = 16
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, CONTEXT])
+@pytest.mark.parametrize("variant", WINDOWED)
+def test_what_falls_behind_a_window_is_not_read_again(variant: str, chunk: int) -> None:
+    """The driver fills it with NaN and gives it to others."""
+    slots = {"max_total_tokens": 400, "max_running_requests": 1, "chunked_prefill_size": 64, "page_size": 1}
+    driver = Driver(tiny_executor(variant, **slots))
+    row = driver.add(PROMPT)
+    neighbour = driver.add(PROMPT[:30], SEEDED)
+    expected = reference(variant, 6 * WINDOW)
+    while len(row.output) < len(expected):
+        driver.step([(each, min(chunk, len(each.tokens) - each.computed)) for each in (neighbour, row)])
+    assert row.output == expected
+    assert driver.taken_back > 2 * len(PROMPT)
+    for group, window in enumerate(driver.executor.info.group_windows):
+        assert len(row.slots[group]) == (len(row.tokens) - 1 if window is None else WINDOW - 1)
+
+
+@pytest.mark.parametrize("variant", WINDOWED)
+def test_a_step_gathers_no_more_than_the_window_of_what_came_before(variant: str) -> None:
+    driver = Driver(tiny_executor(variant))
+    row = driver.add(PROMPT)
+    driver.generate(row, 1)
+    driver.step([(row, 1)])
+    last = driver.executor._last
+    assert last is not None
+    seen = {window: bucket.shape[2] for window, (bucket,) in zip(driver.executor.info.group_windows, last.plan.buckets, strict=True)}
+    assert seen == ({None: len(PROMPT) + 1, WINDOW: WINDOW} if None in driver.executor.info.group_windows else {WINDOW: WINDOW})
+
+
+@pytest.mark.parametrize("variant", WINDOWED)
+def test_a_prefix_of_which_only_the_window_is_left_gives_the_same_tokens(variant: str) -> None:
+    driver = Driver(tiny_executor(variant))
+    first = driver.add(PROMPT)
+    driver.step([(first, 48)])
+    second = driver.add(PROMPT)
+    for table, held, window in zip(driver.tables, first.slots, driver.executor.info.group_windows, strict=True):
+        assert sorted(held) == list(range(0 if window is None else 48 - WINDOW + 1, 48))
+        table[second.index, sorted(held)] = table[first.index, sorted(held)]
+        table[second.index, : 48 - len(held)] = -1
+    second.computed = 48
+    assert driver.generate(second, NEW) == reference(variant)
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral-window"])
@@ -93,7 +140,7 @@ def test_a_cached_prefix_gives_the_same_tokens_at_and_around_a_page_boundary() -
         first = driver.add(PROMPT)
         driver.generate(first, 1)
         second = driver.add(PROMPT)
-        driver.table[second.index, :shared] = driver.table[first.index, :shared]
+        driver.tables[0][second.index, :shared] = driver.tables[0][first.index, :shared]
         second.computed = shared
         assert driver.generate(second, NEW) == reference("llama")
 
@@ -125,9 +172,7 @@ def test_a_freed_page_that_held_nan_can_be_used_again() -> None:
     first = driver.add(PROMPT)
     driver.generate(first, 4)
     driver.remove(first)
-    with torch.inference_mode():
-        for layer in executor.pool.layers:
-            layer[torch.tensor(driver.free)] = torch.nan
+    driver.fill(0, driver.free[0], torch.nan)
     assert driver.generate(driver.add(PROMPT), NEW) == reference("llama")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sterna.errors import ConfigError
-from sterna.executor.torch import executor, kv_pool
+from sterna.executor.torch import executor
 from unit.executor.torch_driver import tiny_executor
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # layers, K and V, heads, head_dim, float32
@@ -22,12 +22,12 @@ def test_memory_asked_for_is_divided_by_what_a_token_takes() -> None:
 
 
 def test_by_default_a_quarter_of_what_is_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_pool, "available_memory_bytes", lambda: 4 * 320 * TOKEN_BYTES)
+    monkeypatch.setattr(executor, "available_memory_bytes", lambda: 4 * 320 * TOKEN_BYTES)
     assert tiny_executor(max_total_tokens=None).info.num_slots == 320
 
 
 def test_by_default_no_more_is_taken_than_the_running_requests_can_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_pool, "available_memory_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(executor, "available_memory_bytes", lambda: 1 << 40)
     assert tiny_executor(max_total_tokens=None, max_running_requests=3).info.num_slots == 3 * 512 + 16
 
 
@@ -49,7 +49,7 @@ def test_settings_that_cannot_be_served_are_refused_by_name(changes: dict[str, o
 
 
 def test_too_little_free_memory_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_pool, "available_memory_bytes", lambda: TOKEN_BYTES)
+    monkeypatch.setattr(executor, "available_memory_bytes", lambda: TOKEN_BYTES)
     with pytest.raises(ConfigError, match="too little free memory for the KV pool"):
         tiny_executor(max_total_tokens=None)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import tiny_models
@@ -63,7 +64,8 @@ class Row:
 
     index: int
     prompt: list[int]
-    slots: list[int] = field(default_factory=list)
+    slots: list[dict[int, int]]
+    """Per KV group: position -> slot, of what it holds."""
     computed: int = 0
     output: list[int] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
@@ -74,19 +76,23 @@ class Row:
 
 
 class Driver:
-    """Slots are handed out in random order, so that nothing works only because they are consecutive."""
+    """Slots are handed out in random order, so that nothing works only because they are consecutive; in a KV group with a window they are
+    taken back, and their memory is filled with NaN, as soon as no query to come sees them."""
 
     def __init__(self, executor: TorchExecutor, *, seed: int = 0) -> None:
         self.executor = executor
         self.rng = np.random.default_rng(seed)
-        self.free = [int(slot) for slot in self.rng.permutation(executor.info.num_slots)]
-        self.table = np.zeros((64, CONTEXT), dtype=np.int32)
+        self.free = [[int(slot) for slot in self.rng.permutation(slots)] for slots in executor.info.group_slots]
+        """Per KV group."""
+        self.tables = [np.zeros((64, CONTEXT), dtype=np.int32) for _ in self.free]
+        self.taken_back = 0
+        """Slots in all that fell behind a window."""
         self.steps = 0
         self.rows: list[Row] = []
 
     def add(self, prompt: Sequence[int], params: SamplingParams = GREEDY, output: Sequence[int] = ()) -> Row:
         taken = {row.index for row in self.rows}
-        row = Row(next(i for i in range(64) if i not in taken), list(prompt), output=list(output))
+        row = Row(next(i for i in range(64) if i not in taken), list(prompt), [{} for _ in self.free], output=list(output))
         self.rows.append(row)
         self.executor.bind(row.index, params, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
         return row
@@ -94,7 +100,8 @@ class Driver:
     def remove(self, row: Row) -> None:
         self.rows.remove(row)
         self.executor.release(row.index)
-        self.free.extend(row.slots)
+        for free, held in zip(self.free, row.slots, strict=True):
+            free.extend(held.values())
 
     def submit(self, chunks: Sequence[tuple[Row, int]], *, from_last: dict[int, int] | None = None) -> StepHandle:
         """One step: `count` more tokens of each row; a row whose tokens are then all computed samples.
@@ -103,13 +110,15 @@ class Driver:
         """
         splits = np.concatenate(([0], np.cumsum([count for _, count in chunks]))).astype(np.int32)
         prefix = np.array([row.computed for row, _ in chunks], dtype=np.int32)
-        ids, locations, wants, roles = [], [], [], []
+        ids, wants, roles = [], [], []
+        locations: list[list[int]] = [[] for _ in self.free]
         sources = np.full(len(chunks), -1, dtype=np.int32)
         for at, (row, count) in enumerate(chunks):
-            new = [self.free.pop() for _ in range(count)]
-            self.table[row.index, row.computed : row.computed + count] = new
-            row.slots += new
-            locations += new
+            for free, table, held, own in zip(self.free, self.tables, row.slots, locations, strict=True):
+                new = [free.pop() for _ in range(count)]
+                table[row.index, row.computed : row.computed + count] = new
+                held.update(zip(range(row.computed, row.computed + count), new, strict=True))
+                own += new
             unread = from_last is not None and at in from_last
             ids += [0] if unread else row.tokens[row.computed : row.computed + count]
             if unread:
@@ -128,7 +137,7 @@ class Driver:
             req_pool_idx=np.array([row.index for row, _ in chunks], dtype=np.int32),
             roles=np.array(roles, dtype=np.uint8),
             wants=np.array(wants, dtype=np.uint8),
-            groups=(GroupSlots(np.array(locations, dtype=np.int32), self.table),),
+            groups=tuple(GroupSlots(np.array(own, dtype=np.int32), table) for own, table in zip(locations, self.tables, strict=True)),
         )
         return self.executor.submit(batch)
 
@@ -142,6 +151,21 @@ class Driver:
         for at, row in enumerate(rows):
             row.output += result.token_ids[result.row_splits[at] : result.row_splits[at + 1]].tolist()
             row.statuses.append(int(result.status[at]))
+            self._take_back(row, min(row.computed, len(row.tokens) - 1))
+
+    def _take_back(self, row: Row, position: int) -> None:
+        """What the query at `position`, the next whose step may not have returned, doesn't see."""
+        for group, window in enumerate(self.executor.info.group_windows):
+            behind = [at for at in row.slots[group] if window is not None and at <= position - window]
+            freed = [row.slots[group].pop(at) for at in behind]
+            self.free[group] += freed
+            self.taken_back += len(freed)
+            self.fill(group, freed, torch.nan)
+
+    def fill(self, group: int, slots: Sequence[int], value: float) -> None:
+        with torch.inference_mode():
+            for layer in self.executor._model.spec.kv_groups[group].layers:
+                self.executor.pool.layers[layer].index_fill_(0, torch.tensor(slots, dtype=torch.int64), value)
 
     def generate(self, row: Row, tokens: int, *, chunk: int = CONTEXT) -> list[int]:
         """`row` alone, until it has `tokens` of output."""

@@ -59,7 +59,7 @@ def test_a_double_free_is_detected() -> None:
 
 
 def test_groups_are_allocated_together_or_not_at_all() -> None:
-    pools = SlotPools(32, 4, 2)
+    pools = SlotPools((32, 32), 4)
     first, second = pools.alloc(2)
     assert len(first) == len(second) == 8
     pools.groups[1].alloc(5)

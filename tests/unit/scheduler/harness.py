@@ -162,7 +162,9 @@ class Harness:
         assert scheduler.is_idle
         assert not self.executor.violations
         assert ledger.used == 0
-        assert ledger.pools.available + ledger.cache.evictable_size == ledger.pools.total
+        for group, pool in enumerate(ledger.pools.groups):
+            assert pool.available + ledger.cache.evictable(group) == pool.total
+            assert ledger.cache.protected(group) == ledger.owned[group] == 0
         assert ledger.tables.available == ledger.tables.num_rows
         assert self.executor.num_bound == 0
         assert scheduler.prefill.num_waiting == 0

@@ -15,8 +15,15 @@ from unit.scheduler.harness import EOS, Harness, echo
 NAN = 998
 
 
-def settings_of(rng: random.Random) -> dict[str, object]:
+ALL_FULL = "0"
+WINDOWED = ["0:16", "0:5:40", "24", "7:30", "0:1", "1"]
+"""The windows of the KV groups; 0 is a group without one."""
+
+
+def settings_of(rng: random.Random, windows: str) -> dict[str, object]:
     page_size = rng.choice([1, 4, 16])
+    # A single request of any length has room in the smallest.
+    window_slots = page_size * (40 // page_size + 3 + rng.randrange(60 // page_size)) if windows != ALL_FULL else 0
     return {
         "page_size": page_size,
         "max_total_tokens": page_size * rng.randrange(160 // page_size, 900 // page_size),
@@ -26,7 +33,7 @@ def settings_of(rng: random.Random) -> dict[str, object]:
         "schedule_policy": rng.choice(["fcfs", "lpm"]),
         "radix_cache": rng.random() < 0.8,
         "stream_interval": rng.choice([1, 1, 3]),
-        "options": f"reuse_generated_kv={rng.randrange(2)},nan_token={NAN}",
+        "options": f"reuse_generated_kv={rng.randrange(2)},nan_token={NAN},windows={windows},window_slots={window_slots}",
     }
 
 
@@ -38,9 +45,11 @@ def prompt_of(rng: random.Random, stems: list[list[int]]) -> list[int]:
     return prompt
 
 
-def run_mix(seed: int) -> tuple[Harness, Counter[str]]:
+def run_mix(seed: int, windows: str) -> tuple[Harness, Counter[str]]:
     rng = random.Random(seed)
-    h = Harness(**settings_of(rng))  # type: ignore[arg-type]
+    h = Harness(**settings_of(rng, windows))  # type: ignore[arg-type]
+    if windows != ALL_FULL and seed % 3:
+        h.scheduler.prefill.ratio.INITIAL = h.scheduler.prefill.ratio.value = 0.0  # admits too many
     stems = [[rng.randrange(900) for _ in range(90)] for _ in range(3)]
     sent: dict[str, tuple[list[int], int, int]] = {}
     for i in range(60):
@@ -81,13 +90,24 @@ def check_one(h: Harness, rid: str, prompt: list[int], count: int, resumed: int)
             assert code in ("aborted", "queue_full", "engine_failure")
             assert len(output) <= expected
             if code == "engine_failure":
-                assert len(prompt) + count > h.scheduler.ledger.pools.total, "only what can't fit alone may fail"
+                assert len(prompt) + count > h.scheduler.ledger.pools.longest_request, "only what can't fit alone may fail"
     return type(reason).__name__
+
+
+ENDS = {"FinishLength", "FinishMatchedToken", "FinishAbort", "retractions", "cached"}
 
 
 @pytest.mark.parametrize("first_seed", range(0, 24, 6))
 def test_any_mix_of_requests_ends_right(first_seed: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(first_seed, first_seed + 6):
-        seen += run_mix(seed)[1]
-    assert {"FinishLength", "FinishMatchedToken", "FinishAbort", "retractions", "cached"} <= seen.keys(), seen
+        seen += run_mix(seed, ALL_FULL)[1]
+    assert seen.keys() >= ENDS, seen
+
+
+@pytest.mark.parametrize("first_seed", [0, 6])
+def test_any_mix_ends_right_whatever_windows_the_layers_have(first_seed: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed, windows in enumerate(WINDOWED, first_seed):
+        seen += run_mix(seed, windows)[1]
+    assert seen.keys() >= ENDS, seen

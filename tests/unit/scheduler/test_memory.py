@@ -297,18 +297,18 @@ def test_violated_books_are_detected() -> None:
     ledger, reqs = h.scheduler.ledger, h.scheduler.reqs
     check_ownership(ledger, reqs.values())
 
-    ledger.owned += PAGE  # a page that is counted and isn't there
+    ledger.owned[0] += PAGE  # a page that is counted and isn't there
     with pytest.raises(InvariantViolation):
         check_counts(ledger)
-    ledger.owned -= PAGE
+    ledger.owned[0] -= PAGE
 
     lost = ledger.pools.alloc(1)  # a page that nobody owns
-    ledger.owned += PAGE
+    ledger.owned[0] += PAGE
     check_counts(ledger)
     with pytest.raises(InvariantViolation, match="0 owners"):
         check_ownership(ledger, reqs.values())
     ledger.pools.free(lost)
-    ledger.owned -= PAGE
+    ledger.owned[0] -= PAGE
 
     table = ledger.tables.tables[0]
     a, b = reqs["a"], reqs["b"]

@@ -71,6 +71,9 @@ class Plan:
 def plans(draw: st.DrawFn) -> Plan:
     page_size = draw(st.sampled_from([1, 4, 16]))
     options = f"reuse_generated_kv={draw(st.integers(0, 1))},nan_token={NAN},raise_token={RAISE},overlap=1,threaded=1"
+    windows = draw(st.sampled_from(["0", "0", "0:16", "0:5:40", "24"]))
+    if windows != "0":
+        options += f",windows={windows},window_slots={page_size * draw(st.integers(40 // page_size + 3, 96 // page_size + 3))}"
     sends = st.builds(
         Send,
         stem=st.integers(0, 1),
@@ -193,7 +196,7 @@ def check(h: Harness, rid: str, prompt: list[int], send: Send, *, aborted: bool)
         return
     ends = whole.index(send.mark) if send.mark in whole else None
     if isinstance(reason, FinishAbort) and reason.message.startswith("the request does not fit"):
-        assert len(prompt) + send.count - 1 > h.scheduler.ledger.pools.total
+        assert len(prompt) + send.count - 1 > h.scheduler.ledger.pools.longest_request
         assert ends is None or len(output) <= ends
     elif ends is None:
         assert reason == FinishLength(send.count)

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from sterna.config.cores import usable_cores
+from sterna.config.memory import available_memory_bytes
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError, ModelError
 from sterna.executor.base import STATUS_NAN, STATUS_OK, Executor, ExecutorInfo, ForwardBatch, Int32Array, StepHandle, StepOutput
-from sterna.executor.torch.kv_pool import KVPool, bytes_per_token, choose_num_slots
+from sterna.executor.kv_memory import choose_group_slots, kv_bytes
+from sterna.executor.torch.kv_pool import KVPool
 from sterna.executor.torch.model import TorchModel, WeightSource
 from sterna.executor.torch.plan import StepPlan, make_plan
 from sterna.executor.torch.sampler import Sampled, Sampler
@@ -51,25 +53,31 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         torch.set_num_threads(args.threads or usable_cores())
     with torch.inference_mode():
         model = TorchModel(spec, weights, dtype, device)
-        token_bytes = bytes_per_token(spec, dtype)
-        pool = KVPool(spec, choose_num_slots(args, token_bytes, device), dtype, device)
+        group_slots = choose_group_slots(args, spec, dtype.itemsize, _available_bytes(device))
+        pool = KVPool(spec, group_slots, dtype, device)
         sampler = Sampler(spec.vocab_size, config.eos_token_ids, device)
     exact = device.type == "cpu" and dtype == torch.float32
     info = ExecutorInfo(
         name="torch",
         dtype=str(dtype).removeprefix("torch."),
         device=device.type,
-        num_slots=pool.num_slots,
+        group_slots=group_slots,
+        group_windows=tuple(group.window for group in spec.kv_groups),
         page_size=args.page_size,
         max_batch_rows=args.max_running_requests,
         max_context_len=args.context_length or config.context_len,
         reuse_generated_kv=True,
         exactness="token" if exact else "none",
-        kv_bytes_per_token=token_bytes,
+        kv_bytes_per_token=kv_bytes(spec, (1,) * len(group_slots), dtype.itemsize),
         overlap=device.type != "cpu",
-        details={"torch": str(torch.__version__), "threads": torch.get_num_threads(), "kv_bytes": token_bytes * pool.num_slots},
+        details={
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "kv_bytes": kv_bytes(spec, group_slots, dtype.itemsize),
+        },
     )
-    log.info("torch executor: %s on %s, %d threads, %d KV slots", info.dtype, info.device, torch.get_num_threads(), info.num_slots)
+    shown = " + ".join(map(str, group_slots))
+    log.info("torch executor: %s on %s, %d threads, %s KV slots", info.dtype, info.device, torch.get_num_threads(), shown)
     return TorchExecutor(info, model, pool, sampler)
 
 
@@ -105,7 +113,7 @@ class TorchExecutor(Executor):
         self.pool.layers.clear()
 
     def _run(self, batch: ForwardBatch) -> _Step:
-        plan = make_plan(batch, self._model.device)
+        plan = make_plan(batch, self.info.group_windows, self._model.device)
         rows = batch.req_pool_idx[plan.sample_rows]
         self._sampler.state.require_bound(rows)
         logits = self._model.forward(self._input_ids(batch), plan, self.pool)
@@ -171,6 +179,10 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch finds no GPU")
     return device
+
+
+def _available_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory_bytes()
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,7 +1,8 @@
 """A step as index tensors: computed once from the `ForwardBatch`, used by every layer.
 
 Linear layers see all T tokens in one flat batch. Attention sees *spans*: a span is up to `MAX_SPAN` consecutive query tokens of one row and
-the keys up to its last one. Spans of similar size share a *bucket*, padded to its largest: queries (B, n), keys (B, S).
+the keys up to its last one, in a KV group with a window from the first that any of its queries sees. Spans of similar size share a
+*bucket*, padded to its largest: queries (B, n), keys (B, S).
 
 Padding never reaches a slot that the row doesn't own: a padded key is the span's first key again, and a padded query its last query again.
 So whatever lies in free slots, NaN included, is never read; masking has only to make numbers that are there not count.
@@ -35,8 +36,10 @@ class _Span:
     """Index of its first query in the flat batch."""
     queries: int
     row: int
+    first_key: int
+    """Position of the first key that a query sees."""
     keys: int
-    """Position of the last query, plus one."""
+    """Up to the last query's own."""
 
     @property
     def pairs(self) -> int:
@@ -113,31 +116,35 @@ class StepPlan:
     """(S,) int64: the flat index of each one's last token."""
 
 
-def make_plan(batch: ForwardBatch, device: torch.device) -> StepPlan:
-    """Index tensors of a step, on `device`."""
+def make_plan(batch: ForwardBatch, windows: tuple[int | None, ...], device: torch.device) -> StepPlan:
+    """Index tensors of a step, on `device`. `windows` are those of the KV groups."""
     splits = batch.row_splits.astype(np.int64)
     lengths = np.diff(splits)
     total = int(splits[-1])
     positions = np.arange(total, dtype=np.int64) + np.repeat(batch.prefix_lens - splits[:-1], lengths)
     sample_rows = np.flatnonzero(batch.wants == WANT_SAMPLE)
-    buckets = _group(_spans(batch))
     return StepPlan(
         positions=_tensor(positions, device),
         write_slots=tuple(_tensor(group.out_cache_loc, device) for group in batch.groups),
-        buckets=tuple(tuple(_bucket(batch, spans, group.req_to_token, total, device) for spans in buckets) for group in batch.groups),
+        buckets=tuple(
+            tuple(_bucket(batch, spans, group.req_to_token, total, device) for spans in _group(_spans(batch, window)))
+            for group, window in zip(batch.groups, windows, strict=True)
+        ),
         sample_rows=sample_rows,
         sample_tokens=_tensor(splits[sample_rows + 1] - 1, device),
     )
 
 
-def _spans(batch: ForwardBatch) -> list[_Span]:
+def _spans(batch: ForwardBatch, window: int | None) -> list[_Span]:
     spans = []
     for row, (start, end, prefix) in enumerate(
         zip(batch.row_splits[:-1].tolist(), batch.row_splits[1:].tolist(), batch.prefix_lens.tolist(), strict=True)
     ):
         for first in range(start, end, MAX_SPAN):
             count = min(MAX_SPAN, end - first)
-            spans.append(_Span(first, count, row, prefix + first - start + count))
+            position = prefix + first - start
+            first_key = 0 if window is None else max(0, position - window + 1)
+            spans.append(_Span(first, count, row, first_key, position + count - first_key))
     return spans
 
 
@@ -160,6 +167,7 @@ def _bucket(batch: ForwardBatch, spans: list[_Span], req_to_token: Int32Array, t
     first = np.array([span.first_token for span in spans], dtype=np.int64)[:, None]
     counts = np.array([span.queries for span in spans], dtype=np.int64)[:, None]
     lengths = np.array([span.keys for span in spans], dtype=np.int64)[:, None]
+    starts = np.array([span.first_key for span in spans], dtype=np.int64)[:, None]
     rows = batch.req_pool_idx[[span.row for span in spans]].astype(np.int64)[:, None]
     shape = (len(spans), int(counts.max()), int(lengths.max()))
 
@@ -167,7 +175,7 @@ def _bucket(batch: ForwardBatch, spans: list[_Span], req_to_token: Int32Array, t
     tokens = (first + query).reshape(-1)
     key = np.arange(shape[2])
     is_key = key < lengths
-    slots = req_to_token[rows, np.where(is_key, key, 0)]
+    positions = starts + np.where(is_key, key, 0)
     identity = len(tokens) == total and bool((tokens == np.arange(total)).all())
     real = None if (counts == shape[1]).all() else np.flatnonzero(np.arange(shape[1]) < counts)
     return Bucket(
@@ -175,9 +183,9 @@ def _bucket(batch: ForwardBatch, spans: list[_Span], req_to_token: Int32Array, t
         tokens=None if identity else _tensor(tokens, device),
         real=None if real is None else _tensor(real, device),
         real_tokens=None if identity else _tensor(tokens if real is None else tokens[real], device),
-        slots=_tensor(slots, device),
-        query_positions=_tensor(lengths - counts + query, device),
-        key_positions=_tensor(np.where(is_key, key, np.iinfo(np.int32).max), device),
+        slots=_tensor(req_to_token[rows, positions], device),
+        query_positions=_tensor(starts + lengths - counts + query, device),
+        key_positions=_tensor(np.where(is_key, positions, np.iinfo(np.int32).max), device),
         masks={},
         heads={},
     )

@@ -13,7 +13,7 @@ from typing import Literal
 from sterna.models.families import rope_settings
 from sterna.models.family import Family, Settings, Shapes
 from sterna.models.fields import Fields
-from sterna.models.spec import AttentionSpec, GatedMLPSpec, KVGroup, LayerSpec, ModelSpec, RopeSpec
+from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, RopeSpec, kv_groups
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -237,12 +237,11 @@ def dense_spec(
         return LayerSpec(mixer, mlp, dims.norm_eps)
 
     layers = tuple(layer(index) for index in range(dims.num_layers))
-    group = KVGroup("full", tuple(range(dims.num_layers)), 2 * dims.num_layers * dims.num_kv_heads * dims.head_dim)
     return ModelSpec(
         vocab_size=dims.vocab_size,
         hidden_size=dims.hidden_size,
         layers=layers,
-        kv_groups=(group,),
+        kv_groups=kv_groups(layers),
         final_norm_eps=dims.norm_eps,
         tied_head=dims.tied_head,
     )
