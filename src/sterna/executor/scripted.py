@@ -2,8 +2,8 @@
 
 Its "KV" is what a model's would have to be: in each group each slot remembers the token, the position and the role that were written to
 it, and each step verifies that what every row sees is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
-evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or to the slots of
-its context, between the step's `submit` and its `result`.
+evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or
+to the slots that it sees, between the step's `submit` and its `result`.
 
 `--executor-options key=value,…`:
 
@@ -141,6 +141,7 @@ class UnreadSteps:
     """What must stay as it is: the contexts of rows whose step was submitted and hasn't been read."""
 
     def __init__(self, windows: tuple[int | None, ...]) -> None:
+        """`windows`: of each KV group."""
         self._windows = windows
         self.num_on_top = 0
         """Steps that were submitted before the one before them was read."""
@@ -170,17 +171,12 @@ class UnreadSteps:
                 raise ScriptViolation(f"row {row} is bound or released before step {step} has been read")
 
     def _contexts(self, batch: ForwardBatch) -> list[list[Int32Array]]:
-        """Of each group, of each row."""
+        """Of each group, of each row: the slots that it sees."""
+        rows = list(zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         return [
-            [group.req_to_token[row, start:end].copy() for row, start, end in self._seen(batch, window)]
+            [group.req_to_token[row, _first_seen(prefix, window) : end].copy() for row, prefix, end in rows]
             for group, window in zip(batch.groups, self._windows, strict=True)
         ]
-
-    @staticmethod
-    def _seen(batch: ForwardBatch, window: int | None) -> list[tuple[int, int, int]]:
-        """(row, first position, end) of what each row's queries see in a group with `window`."""
-        starts = np.zeros_like(batch.prefix_lens) if window is None else np.maximum(batch.prefix_lens + 1 - window, 0)
-        return list(zip(batch.req_pool_idx.tolist(), starts.tolist(), batch.seq_lens.tolist(), strict=True))
 
 
 class ScriptedExecutor(Executor):
@@ -347,12 +343,17 @@ class ScriptedExecutor(Executor):
         if batch.roles[r] != role or (role == ROLE_PROMPT and end > prompt_len):
             raise ScriptViolation("tokens in the wrong role")
         for group, window, kv in zip(batch.groups, self.info.group_windows, self._kv, strict=True):
-            start = 0 if window is None else max(0, int(batch.prefix_lens[r]) - window + 1)
+            start = _first_seen(int(batch.prefix_lens[r]), window)
             token, position, written = kv[:, group.req_to_token[row, start:end]]
             if (token != script.tokens[start:end]).any() or (position != np.arange(start, end)).any():
                 raise ScriptViolation(f"row {row}: its context isn't what its slots hold")
             if not self.info.reuse_generated_kv and (written != (np.arange(start, end) >= prompt_len)).any():
                 raise ScriptViolation(f"row {row}: its context was computed in another role")
+
+
+def _first_seen(prefix_len: int, window: int | None) -> int:
+    """The first position that a row of so many computed tokens sees."""
+    return 0 if window is None else max(0, prefix_len - window + 1)
 
 
 def create(args: ServerArgs, folder: Path) -> Executor:

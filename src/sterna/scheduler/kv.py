@@ -137,7 +137,7 @@ class KVLedger:
         if length // self.page_size * self.page_size <= req.tree_len:
             return
         row, key = req.req_pool_idx, req.cache_key(length)
-        if in_flight and self.cache.match_length(req.cache_namespace, key, length) > req.tree_len:
+        if in_flight and self.cache.known_length(req.cache_namespace, key) > req.tree_len:
             return
         match = self.cache.insert(req.cache_namespace, key, self._held_slots(req, length), req.tree_len)
         if match.length <= req.tree_len:

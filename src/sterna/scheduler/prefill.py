@@ -148,7 +148,7 @@ class Prefill:
         for group, window in self._ledger.pools.windows:
             outputs[group] = running.future_slots(self.ratio.value, window, self._ledger.page_size)
         for req in self.active:
-            outputs = _sum(outputs, self._demand(req, req.kv_len, _missing(req)))
+            outputs = _sum(outputs, self._demand(req, req.submitted_len, _missing(req)))
         return outputs
 
     def _demand(self, req: Req, length: int, missing: int) -> Demand:

@@ -72,6 +72,9 @@ class Plan:
 def plans(draw: st.DrawFn) -> Plan:
     page_size = draw(st.sampled_from([1, 4, 16]))
     options = ",".join(f"{name}={value}" for name, value in {**OPTIONS, "reuse_generated_kv": draw(st.integers(0, 1))}.items())
+    windows = draw(st.sampled_from(["0", "0", "0:16", "0:5:40", "24"]))
+    if windows != "0":
+        options += f",windows={windows},window_slots={page_size * draw(st.integers(40 // page_size + 3, 96 // page_size + 3))}"
     sends = st.builds(
         Send,
         stem=st.integers(0, 1),
@@ -204,7 +207,7 @@ def check(h: Harness, rid: str, prompt: list[int], send: Send, *, aborted: bool)
         return
     ends = whole.index(send.mark) if send.mark in whole else None
     if isinstance(reason, FinishAbort) and reason.message.startswith("the request does not fit"):
-        assert len(prompt) + send.count - 1 > h.scheduler.ledger.pools.total
+        assert len(prompt) + send.count - 1 > h.scheduler.ledger.pools.longest_request
         assert ends is None or len(output) <= ends
     elif ends is None:
         assert reason == FinishLength(send.count)
@@ -224,6 +227,7 @@ def test_any_mix_of_requests_ends_right_whenever_the_steps_in_flight_run() -> No
     @given(plans())
     @example(crowd())
     @example(crowd(reuse_generated_kv=0))
+    @example(crowd(windows="0:16", window_slots=96))
     def each(plan: Plan) -> None:
         mine: Counter[str] = Counter()
         run(plan, mine)
