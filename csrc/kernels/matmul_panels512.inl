@@ -49,8 +49,9 @@ struct Weights512 {
   }
 };
 
-// How far ahead of use weights are asked for. One row reads faster than that by the processor's own prediction.
+// How far ahead of use weights are asked for. One row, and a few short ones, read faster by the processor's own prediction.
 constexpr int kAheadBytes = 10 << 10;
+constexpr int kFewRows = 6, kShortGroups = 24;
 
 template <class F>
 struct Panel512 {
@@ -59,6 +60,7 @@ struct Panel512 {
   template <int kCount>
   static void run(const Product& p) {
     const int groups = p.w.groups();
+    const int ahead = kCount <= kFewRows && groups <= kShortGroups ? 0 : kAheadBytes;
     for (int block = p.first_block; block < p.first_block + p.num_blocks; block++) {
       __m512 acc[kCount];
 #pragma GCC unroll 16
@@ -67,7 +69,7 @@ struct Panel512 {
       for (int g = 0; g < groups; g++, group += F::kGroupBytes) {
         if constexpr (kCount > 1) {
 #pragma GCC unroll 16
-          for (int line = 0; line < (F::kGroupBytes + 63) / 64; line++) __builtin_prefetch(group + kAheadBytes + 64 * line, 0, 2);
+          for (int line = 0; line < (F::kGroupBytes + 63) / 64; line++) __builtin_prefetch(group + ahead + 64 * line, 0, 2);
         }
         const Weights512<F> weights(group);
 #pragma GCC unroll 16
