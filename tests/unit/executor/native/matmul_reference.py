@@ -130,7 +130,9 @@ def _int_row(w: Weights, x: Quantized) -> NDArray[np.float32]:
     signed = np.zeros((rows, len(x.q) * 32), np.int64)
     signed[:, :cols] = w.codes.astype(np.int64) - (0 if has_min else 8 if quant == INT4 else 128)
     acc = np.zeros(rows, np.float32)
-    for i, (codes, q, total) in enumerate(zip(np.split(signed, signed.shape[1] // group, axis=1), x.q.reshape(-1, group), x.sums(group).ravel(), strict=True)):
+    for i, (codes, q, total) in enumerate(
+        zip(np.split(signed, signed.shape[1] // group, axis=1), x.q.reshape(-1, group), x.sums(group).ravel(), strict=True)
+    ):
         if i >= w.d.shape[1]:
             continue  # a half group of padding, all zeros
         d = x.d[i * group // 32]

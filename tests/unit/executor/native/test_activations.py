@@ -69,7 +69,8 @@ def test_bfloat16_is_rounded_to_nearest_even_and_padded_with_zeros(isa: str, col
     x[: min(cols, 4)] = np.array([0x3F808000, 0x3F818000, 0x80000001, 0x7F7FFFFF], np.uint32).view(np.float32)[: min(cols, 4)]
     out = kernels.to_bf16(isa, x)
     np.testing.assert_array_equal(out[:cols], to_bf16(x))
-    assert len(out) == -(-cols // 32) * 32 and not out[cols:].any()
+    assert len(out) == -(-cols // 32) * 32
+    assert not out[cols:].any()
 
 
 def test_a_row_of_nothing_is_refused() -> None:
