@@ -18,6 +18,10 @@ KVPool::KVPool(const Model& model, const std::vector<int64_t>& slots) {
   if (bytes_ == 0) return;
   memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory_ == MAP_FAILED) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  // Attention jumps from page to page: with small pages of the system, half its time would go into finding them.
+  madvise(memory_, bytes_, MADV_HUGEPAGE);
+#endif
   for (size_t i = 0; i < layers_.size(); ++i) layers_[i].base = static_cast<uint8_t*>(memory_) + offsets[i];
 }
 

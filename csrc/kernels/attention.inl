@@ -13,8 +13,8 @@ constexpr int kBlockQueries = 4, kBlockVectors = 1;  // 16 registers are 8 of th
 #else
 constexpr int kBlockQueries = 1, kBlockVectors = 1;  // a call for every fma: nothing to gain
 #endif
-constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;
-constexpr int kTile = 24;
+constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;  // taken together by exp_bounded
+constexpr int kTile = 24;                                           // queries whose scores lie in the first cache
 constexpr int kSpanPages = kSpan / kPage;
 
 // Keys begin .. end - 1 of a span.
@@ -38,7 +38,7 @@ static KeyRange keys_seen(const Queries& queries, const Span& span, int query) {
 }
 
 // A span's memory in the order of reading: the keys of each page from `first` to `last`, then the values of each. Decoding waits for memory, so that
-// whoever reads a part asks for the one kAhead later.
+// whoever reads a part asks for the one kAhead later, as far as the second cache: the first is small, and has few places for what is on its way.
 struct Parts {
   static constexpr int kAhead = 4;
   const uint8_t* at[2 * kSpanPages + kAhead];
@@ -162,8 +162,8 @@ struct Values {
   int lines_ahead;  // of a row: what the first to read them asks for
 };
 
-// Adds pairs of keys first .. end - 1 to the sums of kQueries queries for kVectors vectors of dims. `keep` says which slots of a pair count: what lies
-// in the others may be NaN, which a weight of zero would not hide.
+// Adds pairs of keys first .. end - 1 to the sums of kQueries queries for kVectors vectors of dims. `keep` says which slots of a pair count:
+// what lies in the others may be NaN, which a weight of zero would not hide.
 template <int kQueries, int kVectors>
 STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t* p, const Values& values, int first, int end, uint32_t keep) {
   for (unsigned pair = unsigned(first); pair < unsigned(end); pair++) {

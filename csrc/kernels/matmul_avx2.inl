@@ -68,7 +68,7 @@ struct Panel256 {
 };
 
 template <>
-struct Panel256<Bf16Form> : Bf16Panel<4, 1> {};
+struct Panel256<Bf16Form> : Bf16Panel<4, 4> {};
 
 template <class F>
 struct Rows256 {

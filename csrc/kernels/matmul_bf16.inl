@@ -1,11 +1,15 @@
-// bfloat16 products over lanes. Up to kRows_ rows, of as many blocks at once as keep enough sums in flight, for each waits for the one before it.
-template <int kRows_, int kManyBlocks>
+// How far ahead of use weights are asked for. One row reads faster than that by the processor's own prediction.
+constexpr int kBf16AheadBytes = 8 << 10;
+
+// bfloat16 products over lanes, up to kRows_ rows. Two blocks at once where that is up to kSums sums, for each waits for the one before it; else one,
+// which reads memory faster.
+template <int kRows_, int kSums>
 struct Bf16Panel {
   static constexpr int kRows = kRows_;
 
   template <int kCount>
   static void run(const Product& p) {
-    constexpr int kBlocks = kCount <= 2 ? 2 * kManyBlocks : kManyBlocks;
+    constexpr int kBlocks = 2 * kCount <= kSums ? 2 : 1;
     int block = p.first_block;
     const int end = block + p.num_blocks;
     for (; block + kBlocks <= end; block += kBlocks) blocks<kCount, kBlocks>(p, block);
@@ -15,7 +19,7 @@ struct Bf16Panel {
   template <int kCount, int kBlocks>
   STERNA_INLINE static void blocks(const Product& p, int block) {
     Lanes acc[kBlocks][kCount];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int b = 0; b < kBlocks; b++) {
 #pragma GCC unroll 12
       for (int r = 0; r < kCount; r++) acc[b][r] = zero();
@@ -24,16 +28,19 @@ struct Bf16Panel {
     const size_t block_bytes = p.w.block_bytes();
     for (int pair = 0; pair < p.w.padded_cols() / 2; pair++, weights += 64) {
       Pairs w[kBlocks];
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; b++) w[b] = load_pairs(weights + b * block_bytes);
+#pragma GCC unroll 2
+      for (int b = 0; b < kBlocks; b++) {
+        if constexpr (kCount > 1) __builtin_prefetch(weights + b * block_bytes + kBf16AheadBytes, 0, 2);
+        w[b] = load_pairs(weights + b * block_bytes);
+      }
 #pragma GCC unroll 12
       for (int r = 0; r < kCount; r++) {
         const Pairs x = set1_pairs(p.bf16s(r) + 2 * pair);
-#pragma GCC unroll 4
+#pragma GCC unroll 2
         for (int b = 0; b < kBlocks; b++) acc[b][r] = dot_pairs(acc[b][r], w[b], x);
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int b = 0; b < kBlocks; b++) {
 #pragma GCC unroll 12
       for (int r = 0; r < kCount; r++) store(p.out(r, block + b), acc[b][r]);

@@ -80,7 +80,7 @@ struct Panel512 {
 };
 
 template <>
-struct Panel512<Bf16Form> : Bf16Panel<12, 2> {};
+struct Panel512<Bf16Form> : Bf16Panel<12, 12> {};
 
 template <class F>
 struct Rows512 {

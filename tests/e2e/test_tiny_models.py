@@ -45,8 +45,13 @@ def test_a_folder_says_what_transformers_says(tiny: TinyModels, name: str) -> No
         assert assert_agrees(ids, tiny.oracle(folder).greedy(prompt, TOKENS), f"{name} after {len(prompt)}") > 0
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize(("dtype", "sharded"), [("bfloat16", False), ("float16", False), ("float32", True), ("bfloat16", True)])
+STORED = [("bfloat16", False), ("float16", False), ("float32", True), ("bfloat16", True)]
+STORED_CASES = [(name, dtype, sharded) for name in ("llama", "mistral", "qwen2", "qwen3") for dtype, sharded in STORED]
+# Norms to which 1 is added, fused tensors, experts.
+STORED_CASES += [("gemma3", "bfloat16", True), ("phi3", "float16", True), ("mixtral", "bfloat16", True)]
+
+
+@pytest.mark.parametrize(("name", "dtype", "sharded"), STORED_CASES)
 def test_stored_types_and_shards_make_no_difference(tiny: TinyModels, name: str, dtype: str, sharded: bool) -> None:
     folder = tiny.hf(name, dtype, sharded)
     assert (len(list(folder.glob("*.safetensors"))) > 1) == sharded

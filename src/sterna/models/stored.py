@@ -42,6 +42,6 @@ class Source(msgspec.Struct, frozen=True):
 
     tensor: str
     transforms: tuple[Transform, ...] = ()
-    """Applied one after the other."""
+    """Applied one after the other. At most one is `Rows`, and then the first."""
     shape: tuple[int, ...] | None = None
     """The shape that the stored tensor must have; None: that of the canonical weight."""

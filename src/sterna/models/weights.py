@@ -40,7 +40,7 @@ class WeightEntry(msgspec.Struct, frozen=True):
     """Of the canonical weight."""
     stored_shape: tuple[int, ...]
     transforms: tuple[Transform, ...] = ()
-    """What makes the canonical weight of the stored tensor, applied one after the other."""
+    """What makes the canonical weight of the stored tensor (`Source.transforms`)."""
 
 
 class WeightIndex(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ class WeightStore:
 
 
 def _stored_rows(entry: WeightEntry) -> slice | None:
-    """Which rows of the stored tensor, seen as a matrix, an entry is made of; None: all. At most one `Rows`, and it stands first."""
+    """Which rows of the stored tensor, seen as a matrix, an entry is made of; None: all."""
     match entry.transforms:
         case (Rows(start=start), *_):
             return slice(start, start + entry.shape[0])

@@ -65,7 +65,24 @@ def test_greedy_tokens_are_those_of_transformers(variant: str) -> None:
     assert driver.generate(driver.add(PROMPT), NEW) == reference(variant)
 
 
-WINDOWED = ["mistral-window", "qwen2-window", "qwen3-window"]
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_logits_are_those_of_transformers(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    forward = TorchModel.forward
+
+    def recorded(model: TorchModel, *args: Any) -> torch.Tensor:
+        seen.append(forward(model, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(TorchModel, "forward", recorded)
+    driver = Driver(tiny_executor(variant))
+    driver.generate(driver.add(PROMPT), 2)
+    with torch.no_grad():
+        expected = tiny_models.torch_model(variant)(torch.tensor([[*PROMPT, reference(variant)[0]]])).logits[0, -2:]
+    torch.testing.assert_close(torch.cat(seen), expected, rtol=1e-4, atol=1e-4)
+
+
+WINDOWED = ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window", "mixtral-window", "smollm3-window"]
 WINDOW = 16
 
 
@@ -110,23 +127,6 @@ def test_a_prefix_of_which_only_the_window_is_left_gives_the_same_tokens(variant
         table[second.index, : 48 - len(held)] = -1
     second.computed = 48
     assert driver.generate(second, NEW) == reference(variant)
-
-
-@pytest.mark.parametrize("variant", FAMILIES)
-def test_logits_are_those_of_transformers(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.Tensor] = []
-    forward = TorchModel.forward
-
-    def recorded(model: TorchModel, *args: Any) -> torch.Tensor:
-        seen.append(forward(model, *args))
-        return seen[-1]
-
-    monkeypatch.setattr(TorchModel, "forward", recorded)
-    driver = Driver(tiny_executor(variant))
-    driver.generate(driver.add(PROMPT), 2)
-    with torch.no_grad():
-        expected = tiny_models.torch_model(variant)(torch.tensor([[*PROMPT, reference(variant)[0]]])).logits[0, -2:]
-    torch.testing.assert_close(torch.cat(seen), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral-window", "gemma2"])

@@ -292,6 +292,8 @@ def test_smollm3s_windows_are_where_there_is_no_rope_or_where_listed() -> None:
     assert windows("smollm3", **on) == [None, 128, None]
     assert windows("smollm3", **on, layer_types=["sliding_attention", "full_attention", "full_attention"]) == [128, None, None]
     assert windows("smollm3", sliding_window=128) == [None] * 3
+    with pytest.raises(ModelError, match="layer_types"):
+        windows("smollm3", sliding_window=128, layer_types=["sliding_attention", "full_attention", "full_attention"])
 
 
 def scaling(settings: dict[str, object], *, context_len: int = 1024, **changes: object) -> Any:

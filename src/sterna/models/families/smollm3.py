@@ -28,6 +28,8 @@ class SmolLM3(Llama):
         on = fields.flag("use_sliding_window", False)
         window = read_window(fields, "sliding_window", None, context_len=context_len) if on else None
         sliding = sliding_layers_from_hf(fields, dims.num_layers, [on and not turns for turns in turning])
+        if any(sliding) and not on:
+            raise fields.fault("layer_types", "has windows where use_sliding_window is false")
         bias = fields.flag("attention_bias", False)
         return dense_spec(
             dims,

@@ -130,13 +130,11 @@ def _int_row(w: Weights, x: Quantized) -> NDArray[np.float32]:
     signed = np.zeros((rows, len(x.q) * 32), np.int64)
     signed[:, :cols] = w.codes.astype(np.int64) - (0 if has_min else 8 if quant == INT4 else 128)
     acc = np.zeros(rows, np.float32)
-    for i, (codes, q, total) in enumerate(
-        zip(np.split(signed, signed.shape[1] // group, axis=1), x.q.reshape(-1, group), x.sums(group).ravel(), strict=True)
-    ):
-        if i >= w.d.shape[1]:
-            continue  # a half group of padding, all zeros
+    activations, sums = x.q.astype(np.int64).reshape(-1, group), x.sums(group).ravel()
+    for i in range(w.d.shape[1]):  # there may be one half group more, of padding
+        codes, q, total = signed[:, i * group : (i + 1) * group], activations[i], sums[i]
         d = x.d[i * group // 32]
-        acc = fused((codes @ q.astype(np.int64)).astype(np.float32), w.d[:, i].astype(np.float32) * d, acc)
+        acc = fused((codes @ q).astype(np.float32), w.d[:, i].astype(np.float32) * d, acc)
         if has_min:
             acc = fused(w.m[:, i].astype(np.float32), d * np.float32(total), acc)
     return acc

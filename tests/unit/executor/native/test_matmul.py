@@ -125,6 +125,18 @@ def test_float16_scales_count_in_full_subnormal_or_large(isa: str, form: Form, s
         same_bits(product(isa, w, x), want)
 
 
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if not sums_in_its_own_order(isa, (BF16, False, False, 32))])
+def test_bfloat16_products_near_the_smallest_numbers_count_alike(isa: str) -> None:
+    rng = np.random.default_rng(14)
+    codes = (rng.integers(0, 2, (32, 64)) << 15 | rng.integers(0, 0x2000, (32, 64))).astype(np.uint16)  # up to 2^-63, subnormals included
+    w = Weights((BF16, False, False, 32), codes, np.zeros((32, 0)), np.zeros((32, 0)))
+    x = rows_of(5, 64) * np.float32([[2.0**-126], [2.0**-100], [2.0**-63], [1.0], [2.0**20]])
+    want = product("portable", w, x)
+    assert (want == 0).any()
+    assert ((want != 0) & (np.abs(want) < 2.0**-120)).any()
+    same_bits(product(isa, w, x), want)
+
+
 @isas
 @forms
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
