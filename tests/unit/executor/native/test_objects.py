@@ -1,6 +1,5 @@
 """Object files of one instruction set give nothing away but their table: the linker could else bring their instructions to all callers."""
 
-import platform
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def objects(program: Path) -> list[Path]:
     found = sorted(program.parent.rglob("isa_*.o"))
-    assert len(found) == (5 if platform.machine() == "x86_64" else 1)
+    assert "isa_portable.cpp.o" in {path.name for path in found}
     return found
 
 
