@@ -1,4 +1,5 @@
 # What every source of the engine is compiled with.
+set(STERNA_OPTIMIZE -O3 CACHE STRING "Level of optimization; a lower one is built sooner and gives the same bits")
 option(STERNA_SANITIZE "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 
 # a*b+c is fused where the source says fma, and nowhere else: results must not depend on what a compiler fuses.

@@ -119,7 +119,7 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set_gives_the_same_bits(form: str, isa: str) -> None:
-    if isa == "amx" and form in ("bf16", "mixed"):
+    if isa.startswith("amx") and form in ("bf16", "mixed"):
         pytest.skip("bfloat16 tiles sum in an order of their own")
     with running("qwen3-window", form, isa=isa) as driver:
         row = driver.run(driver.add(PROMPT), NEW)
