@@ -1,9 +1,10 @@
 """What one turn of the scheduler's loop costs the host: choose, build the batch, take the results, build and encode the output.
 
 In process, over the scripted executor, whose own time is subtracted; no sockets. Prints one line of JSON per case and a summary:
-microseconds per turn by running rows, and by length of the waiting queue behind a full batch.
+microseconds per turn by running rows, and by length of the waiting queue behind a full batch. Then what is left of that beside an executor
+whose steps take a while in a thread of their own: in turn, and submitted before the last one is read.
 
-    python bench/scheduler_step.py [--steps 300] [--repeats 5]
+    python bench/scheduler_step.py [--steps 300] [--repeats 5] [--step-ms 4]
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def no_tokenizer() -> Tokenizer:
     raise AssertionError("no request here has text stops")
 
 
-def make(running: int, loop: Loop) -> tuple[Scheduler, TimedExecutor]:
+def make(running: int, loop: Loop, options: str) -> tuple[Scheduler, TimedExecutor]:
     model = ModelConfig(
         name="scripted",
         source="",
@@ -98,7 +99,7 @@ def make(running: int, loop: Loop) -> tuple[Scheduler, TimedExecutor]:
     )
     args = ServerArgs(
         executor="scripted",
-        executor_options="verify=0",
+        executor_options=f"verify=0,{options}",
         context_length=CONTEXT_LEN,
         max_running_requests=running,
         max_queued_requests=1_000_000,
@@ -109,10 +110,10 @@ def make(running: int, loop: Loop) -> tuple[Scheduler, TimedExecutor]:
     return create_scheduler(args, model, executor, loop, loop, epoch=1, tokenizer=no_tokenizer), executor
 
 
-def measure(running: int, waiting: int, steps: int, repeats: int) -> dict[str, float | int]:
-    """Microseconds per turn with `running` streams decoding and `waiting` requests queued behind them."""
+def start(running: int, waiting: int, options: str = "") -> tuple[Scheduler, TimedExecutor]:
+    """With `running` streams decoding and `waiting` requests queued behind them."""
     loop = Loop()
-    scheduler, executor = make(running, loop)
+    scheduler, executor = make(running, loop, options)
     for i in range(running + waiting):
         loop.messages.append(
             TokenizedGenerateReqInput(
@@ -126,6 +127,12 @@ def measure(running: int, waiting: int, steps: int, repeats: int) -> dict[str, f
     while len(scheduler.reqs) < running + waiting or len(scheduler.running) < running:
         scheduler.receive()
         scheduler.step()
+    return scheduler, executor
+
+
+def measure(running: int, waiting: int, steps: int, repeats: int) -> dict[str, float | int]:
+    """Microseconds per turn."""
+    scheduler, executor = start(running, waiting)
     per_turn: list[float] = []
     for _ in range(repeats):
         executor.seconds = 0.0
@@ -144,14 +151,33 @@ def measure(running: int, waiting: int, steps: int, repeats: int) -> dict[str, f
     }
 
 
+def measure_beside(running: int, step_ms: float, steps: int, repeats: int) -> dict[str, float | int]:
+    """Microseconds per turn beyond the step's own, which is the same in both: in turn, and overlapped."""
+    beyond: dict[str, float | int] = {"running": running, "step_ms": step_ms}
+    for name, overlap in (("us_beyond_step_in_turn", 0), ("us_beyond_step_overlapped", 1)):
+        scheduler, _ = start(running, 0, f"threaded=1,overlap={overlap},step_ms={step_ms}")
+        per_turn: list[float] = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            for _ in range(steps):
+                scheduler.receive()
+                scheduler.step()
+            per_turn.append((time.perf_counter() - began) / steps * 1e6 - step_ms * 1e3)
+        beyond[name] = round(statistics.median(per_turn), 1)
+        scheduler.shutdown()
+    return beyond
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--step-ms", type=float, default=4.0)
     options = parser.parse_args()
     by_running = [measure(rows, 0, options.steps, options.repeats) for rows in (1, 4, 16, 64, 128, 256)]
     by_waiting = [measure(64, queue, options.steps, options.repeats) for queue in (0, 100, 1_000, 10_000)]
-    for case in by_running + by_waiting:
+    beside = [measure_beside(rows, options.step_ms, options.steps // 3, options.repeats) for rows in (1, 16, 64, 256)]
+    for case in by_running + by_waiting + beside:
         print(json.dumps(case))
     print(
         json.dumps(

@@ -7,7 +7,7 @@ not its own gets no valid token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
-from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, Executor, ForwardBatch, Int32Array, StepHandle
+from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, Executor, ForwardBatch, Int32Array, StepHandle, StepOutput
 from sterna.executor.torch.executor import TorchExecutor, create
 from sterna.models.spec import ModelSpec
 from sterna.protocol.control import OutputCredit
@@ -62,9 +62,12 @@ class Answer:
 class Watched(Executor):
     """Passes everything on, and tells what each step is made of."""
 
-    def __init__(self, inner: TorchExecutor, on_step: Callable[[ForwardBatch], None]) -> None:
-        self.info = inner.info
+    def __init__(self, inner: TorchExecutor, on_step: Callable[[ForwardBatch], None], *, overlap: bool) -> None:
+        self.info = replace(inner.info, overlap=overlap)
         self.inner = inner
+        self.steps_on_top = 0
+        """Submitted before the one before it was read."""
+        self._unread = 0
         self._on_step = on_step
 
     def bind(self, req_pool_idx: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
@@ -75,21 +78,37 @@ class Watched(Executor):
 
     def submit(self, batch: ForwardBatch) -> StepHandle:
         self._on_step(batch)
-        return self.inner.submit(batch)
+        self.steps_on_top += self._unread > 0
+        self._unread += 1
+        return WatchedStep(self, self.inner.submit(batch))
+
+    def read(self, handle: StepHandle) -> StepOutput:
+        self._unread -= 1
+        return handle.result()
 
     def shutdown(self) -> None:
         self.inner.shutdown()
 
 
+@dataclass(frozen=True)
+class WatchedStep:
+    executor: Watched
+    handle: StepHandle
+
+    def result(self) -> StepOutput:
+        return self.executor.read(self.handle)
+
+
 class Engine:
     """One model, loaded. Its prefix cache lives from one `run` to the next."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        """`settings` are of `ServerArgs`."""
+    def __init__(self, folder: Path, *, overlap: bool = False, **settings: Any) -> None:
+        """`overlap`: each step is submitted before the one before it is read, as on a device that runs beside the host. `settings` are of
+        `ServerArgs`."""
         model = ModelConfig.load(folder)
         values: dict[str, Any] = {"max_total_tokens": 4096, "context_length": model.context_len, **settings}
         args = ServerArgs(dtype="float32", device="cpu", threads=THREADS, **values)
-        self.executor = Watched(create(args, folder), self._on_step)
+        self.executor = Watched(create(args, folder), self._on_step, overlap=overlap)
         self.batches: list[ForwardBatch] = []
         """Of the last run."""
         self.inbox, self.outbox = Inbox(), Outbox()
@@ -119,7 +138,7 @@ class Engine:
         self._asked += len(asks)
         last = max([ask.turn for ask in asks] + list((aborts or {}).values()))
         turn = 0
-        while turn <= last or self.scheduler.reqs:
+        while turn <= last or not self.scheduler.is_idle:
             for rid, ask in zip(rids, asks, strict=True):
                 if ask.turn == turn:
                     self._send(rid, ask)

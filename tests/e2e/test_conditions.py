@@ -169,11 +169,12 @@ def test_fifteen_random_neighbours_change_no_token(tiny: TinyModels, model: str,
     check(tiny, model, [ask], [answer])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("style", range(len(STYLES)))
-def test_every_style_of_sampling_gives_the_same_tokens_alone_and_among_sixteen(tiny: TinyModels, style: int) -> None:
+def test_every_style_of_sampling_gives_the_same_tokens_alone_and_among_sixteen(tiny: TinyModels, style: int, overlap: bool) -> None:
     ask = Ask(ids(33), 2 * TOKENS, params=STYLES[style])
     (alone,) = engine(tiny, "qwen3").run(ask)
-    among = engine(tiny, "qwen3", chunked_prefill_size=64).run(*neighbours(15, seed=style), ask)[-1]
+    among = engine(tiny, "qwen3", chunked_prefill_size=64, overlap=overlap).run(*neighbours(15, seed=style), ask)[-1]
     assert (alone.batch_size, among.batch_size) == (1, 16)
     assert among.ids == alone.ids
     assert len(set(alone.ids)) > 5
@@ -230,10 +231,11 @@ def test_requests_that_were_retracted_lose_nothing(
     check(tiny, model, asks, answers)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("style", range(1, len(STYLES)))
-def test_sampling_goes_on_after_a_retraction_as_if_nothing_had_been(tiny: TinyModels, style: int) -> None:
+def test_sampling_goes_on_after_a_retraction_as_if_nothing_had_been(tiny: TinyModels, style: int, overlap: bool) -> None:
     asks = too_many(STYLES[style])
-    calm, short = engine(tiny, "llama").run(*asks), engine(tiny, "llama", max_total_tokens=SHORT).run(*asks)
+    calm, short = engine(tiny, "llama").run(*asks), engine(tiny, "llama", max_total_tokens=SHORT, overlap=overlap).run(*asks)
     assert sum(answer.retractions for answer in short) > sum(answer.retractions for answer in calm) == 0
     assert [answer.ids for answer in short] == [answer.ids for answer in calm]
 
@@ -277,13 +279,14 @@ def test_the_window_matters(tiny: TinyModels) -> None:
     assert with_window != without
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_an_end_token_ends_where_the_reference_has_one(tiny: TinyModels, model: str) -> None:
+def test_an_end_token_ends_where_the_reference_has_one(tiny: TinyModels, model: str, overlap: bool) -> None:
     """An end token that the model says by itself is rare in random models: a bias makes it likely, and the reference is the request
     that ignores it."""
     params = SamplingParams(temperature=1.0, seed=5, logit_bias={tiny_models.EOS_ID: 6.0})
     going_on, ending = (Ask(ids(20), 60, params=params, ignore_eos=ignore) for ignore in (True, False))
-    on, end = engine(tiny, model).run(going_on, ending)
+    on, end = engine(tiny, model, overlap=overlap).run(going_on, ending)
     assert tiny_models.EOS_ID in on.ids[:-1]
     assert end.ids == on.ids[: on.ids.index(tiny_models.EOS_ID) + 1]
 
@@ -306,19 +309,22 @@ def traffic(seed: int) -> list[Ask]:
     ]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("model", "page_size", "chunk_size", "policy"),
     [("llama", 1, 16, "fcfs"), ("mistral-window", 4, 3, "lpm"), ("qwen2-window", 16, 100, "fcfs"), ("qwen3", 4, 16, "lpm")],
 )
 def test_in_any_traffic_each_gets_what_it_gets_alone(
-    tiny: TinyModels, model: str, page_size: int, chunk_size: int, policy: str, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModels, model: str, page_size: int, chunk_size: int, policy: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect_no_outputs(monkeypatch)
     memory = 96 if model == "mistral-window" else 288
     settings = {"page_size": page_size, "chunked_prefill_size": chunk_size, "schedule_policy": policy}
     aborts = {2: 20, 7: 33, 11: 45}
     asks = traffic(page_size * chunk_size)
-    answers = engine(tiny, model, max_total_tokens=memory, **settings).run(*asks, aborts=aborts)
+    under_test = engine(tiny, model, max_total_tokens=memory, overlap=overlap, **settings)
+    answers = under_test.run(*asks, aborts=aborts)
+    assert (under_test.executor.steps_on_top > 0) == overlap
     assert sum(answer.retractions for answer in answers) > 0
     assert sum(answer.cached_tokens > 0 for answer in answers) > 5
     assert max(answer.chunks for answer in answers) > 1

@@ -25,8 +25,9 @@ def fast_server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def slow_server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Steps of a few milliseconds, and room for four requests at once: time to interfere."""
-    flags = ["--executor", "scripted", "--executor-options", f"step_ms={STEP_MS}", "--max-running-requests", "4"]
+    """Steps of a few milliseconds that overlap, and room for four requests at once: time to interfere."""
+    options = f"step_ms={STEP_MS},overlap=1,threaded=1"
+    flags = ["--executor", "scripted", "--executor-options", options, "--max-running-requests", "4"]
     with running_server(byte_model, *flags, log=tmp_path_factory.mktemp("slow") / "log") as server:
         yield server
 

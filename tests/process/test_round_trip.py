@@ -34,7 +34,7 @@ GIVES = {
     "2": "GenerateReqInput",
     "3": "TokenizedGenerateReqInput",
     "4": "Req",
-    "5": "DoneStep",
+    "5": "ScriptedStep",
     "6": "BatchTokenIDOutput",
     "7": "BatchStrOutput",
     "9": "ChatCompletionResponse",

@@ -8,7 +8,9 @@ An `Executor` owns weights, KV memory and the sampler's state. The scheduler own
     handle.result() -> StepOutput            waits for it
     release(req_pool_idx)                    sampler state dropped
 
-The scheduler reuses a slot only after the last step that reads it has returned its result.
+A step may be submitted before the one before it is read: at most two are unread at any time, and they run in their order. Steps are read in
+that order too, each once. The scheduler reuses a slot, and binds or releases a row, only after the last step that has to do with it has
+returned its result; rows that no unread step has may be bound and released at any time.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class ForwardBatch:
     input_from: Int32Array | None
     """(R,) or None: where >= 0, the row's only input token is the one that row `input_from[r]` of step `step - 1` samples.
 
-    `input_ids` then holds 0 there.
+    `input_ids` then holds 0 there. Where that row gives no token (`STATUS_NAN`) this one is surplus: nobody looks at what it gives, and its
+    neighbours are unharmed.
     """
     row_splits: Int32Array
     """(R + 1,)"""
@@ -126,6 +129,9 @@ class ExecutorInfo:
     """What invariant 7 amounts to here."""
     kv_bytes_per_token: int
     """Over all groups."""
+    overlap: bool = True
+    """Whether steps run on after `submit`, so that it pays to submit the next one before this one is read. Where a step is over when
+    `submit` returns, that would only make every result a step late."""
     details: dict[str, str | int | float | bool] = field(default_factory=dict)
     """For `/server_info`."""
 
@@ -158,7 +164,7 @@ class Executor(abc.ABC):
 
         Where this or `result` raises, the step has produced nothing: what its rows would have written to their slots is undefined, as is
         their sampler's state; everything else is as before. The caller releases such a row, and may bind it again and repeat its tokens in
-        another step, over the same slots.
+        another step, over the same slots. A step that takes tokens of one that failed fails too.
         """
 
     @abc.abstractmethod

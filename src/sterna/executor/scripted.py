@@ -2,12 +2,15 @@
 
 Its "KV" is what a model's would have to be: in each group each slot remembers the token, the position and the role that were written to
 it, and each step verifies that what every row sees is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
-evicted wrongly raises `ScriptViolation` at the first step that would have read it.
+evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or to the slots of
+what it sees, between the step's `submit` and its `result`.
 
 `--executor-options key=value,…`:
 
     verify=1                 0 leaves the checks out, for benchmarks
     reuse_generated_kv=1     what `ExecutorInfo.reuse_generated_kv` says; 0 also verifies that no generated KV serves a prompt
+    threaded=0               1: `submit` returns at once, and steps run in a thread
+    overlap=0                what `ExecutorInfo.overlap` says
     step_ms=0                a step takes this long, …
     prefill_us_per_token=0   … and this much longer per prompt token
     nan_token=ID             a row that would sample ID gets STATUS_NAN
@@ -22,8 +25,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +40,7 @@ from sterna.executor.base import (
     ROLE_GENERATED,
     ROLE_PROMPT,
     STATUS_NAN,
+    STATUS_OK,
     WANT_SAMPLE,
     Executor,
     ExecutorInfo,
@@ -47,6 +53,9 @@ from sterna.executor.base import (
 from sterna.protocol.sampling import SamplingParams
 
 DEFAULT_NUM_SLOTS = 65536
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class ScriptViolation(Exception):
@@ -68,6 +77,8 @@ _READERS: dict[str, Callable[[str], float | tuple[int, ...]]] = {
 class ScriptOptions:
     verify: int = 1
     reuse_generated_kv: int = 1
+    threaded: int = 0
+    overlap: int = 0
     step_ms: float = 0.0
     prefill_us_per_token: float = 0.0
     nan_token: int = -1
@@ -111,12 +122,66 @@ class Script:
         self.length += 1
 
 
-@dataclass(slots=True, frozen=True)
-class DoneStep:
-    output: StepOutput
+def first_seen(position: int, window: int | None) -> int:
+    """The first position that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+class ScriptedStep:
+    """A step that is over when it is made, or runs in a thread."""
+
+    def __init__(self, wait: Callable[[], StepOutput], read: Callable[[], None]) -> None:
+        self._wait = wait
+        self._read = read
 
     def result(self) -> StepOutput:
-        return self.output
+        """Raises ScriptViolation where it is asked twice, or where what the step reads isn't as it was."""
+        try:
+            return self._wait()
+        finally:
+            self._read()
+
+
+class UnreadSteps:
+    """What must stay as it is: the contexts of rows whose step was submitted and hasn't been read."""
+
+    def __init__(self, windows: tuple[int | None, ...]) -> None:
+        """Of the KV groups."""
+        self._windows = windows
+        self.num_on_top = 0
+        """Steps that were submitted before the one before them was read."""
+        self._steps: dict[int, tuple[ForwardBatch, list[list[Int32Array]]]] = {}
+
+    def begin(self, batch: ForwardBatch) -> None:
+        if len(self._steps) > 1:
+            raise ScriptViolation(f"step {batch.step} is submitted and neither of {list(self._steps)} has been read")
+        for step, (_, contexts) in self._steps.items():
+            for group, rows in zip(batch.groups, contexts, strict=True):
+                if np.isin(group.out_cache_loc, np.concatenate(rows)).any():
+                    raise ScriptViolation(f"step {batch.step} writes to slots that step {step}, which hasn't been read, reads")
+        self.num_on_top += bool(self._steps)
+        self._steps[batch.step] = batch, self._contexts(batch)
+
+    def end(self, step: int) -> None:
+        """Its result is read, or its submission failed."""
+        if step not in self._steps:
+            raise ScriptViolation(f"step {step} is read twice")
+        batch, contexts = self._steps.pop(step)
+        if any((a != b).any() for then, now in zip(contexts, self._contexts(batch), strict=True) for a, b in zip(then, now, strict=True)):
+            raise ScriptViolation(f"the slots of step {step} changed before it was read")
+
+    def check_row(self, row: int) -> None:
+        for step, (batch, _) in self._steps.items():
+            if (batch.req_pool_idx == row).any():
+                raise ScriptViolation(f"row {row} is bound or released before step {step} has been read")
+
+    def _contexts(self, batch: ForwardBatch) -> list[list[Int32Array]]:
+        """Of each group, of each row: the slots of what it sees."""
+        rows = list(zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
+        return [
+            [group.req_to_token[row, first_seen(prefix, window) : end].copy() for row, prefix, end in rows]
+            for group, window in zip(batch.groups, self._windows, strict=True)
+        ]
 
 
 class ScriptedExecutor(Executor):
@@ -126,11 +191,15 @@ class ScriptedExecutor(Executor):
         self._rows: dict[int, Script] = {}
         # Per group (3, slots): token, position, role of what was written last; -1 where nothing was.
         self._kv: list[NDArray[np.int64]] = [np.full((3, slots), -1, dtype=np.int64) for slots in info.group_slots]
-        self._sampled: Int32Array = np.zeros(0, dtype=np.int32)
-        """By row of the step before, for `input_from`; -1 where a row sampled nothing."""
-        self._sampled_step = -1
+        self._last: StepOutput | None = None
+        """Of the step before, for `input_from`; None where it failed."""
+        self.unread = UnreadSteps(info.group_windows)
+        self.violations: list[str] = []
+        """Everything that a `ScriptViolation` was raised for: whoever runs failed steps again may have recovered from it."""
+        self._thread = ThreadPoolExecutor(1, "scripted executor") if options.threaded else None
 
     def bind(self, req_pool_idx: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
+        self._noting(self.unread.check_row, req_pool_idx)
         if req_pool_idx in self._rows:
             raise ValueError(f"row {req_pool_idx} is bound")
         if prompt[0] == self._options.fail_bind_token:
@@ -139,6 +208,7 @@ class ScriptedExecutor(Executor):
         self._rows[req_pool_idx] = Script(prompt.astype(np.int32), tokens, len(tokens))
 
     def release(self, req_pool_idx: int) -> None:
+        self._noting(self.unread.check_row, req_pool_idx)
         self._rows.pop(req_pool_idx, None)
 
     @property
@@ -146,31 +216,67 @@ class ScriptedExecutor(Executor):
         return len(self._rows)
 
     def submit(self, batch: ForwardBatch) -> StepHandle:
-        input_ids = self._inputs(batch)
         if self._options.verify:
-            self._verify(batch, input_ids)
+            self._noting(self.unread.begin, batch)
+        if self._thread is not None:
+            return ScriptedStep(self._thread.submit(self._run, batch).result, lambda: self._end(batch))
+        try:
+            output = self._run(batch)
+        except Exception:
+            self._end(batch)
+            raise
+        return ScriptedStep(lambda: output, lambda: self._end(batch))
+
+    def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._rows.clear()
+
+    def _noting(self, check: Callable[[T], U], of: T) -> U:
+        try:
+            return check(of)
+        except ScriptViolation as violation:
+            self.violations.append(str(violation))
+            raise
+
+    def _end(self, batch: ForwardBatch) -> None:
+        if self._options.verify:
+            self._noting(self.unread.end, batch.step)
+
+    def _run(self, batch: ForwardBatch) -> StepOutput:
+        last, self._last = self._last, None
+        self._last = self._noting(lambda batch: self._step(batch, last), batch)
+        return self._last
+
+    def _step(self, batch: ForwardBatch, last: StepOutput | None) -> StepOutput:
+        input_ids, surplus = self._inputs(batch, last)
+        if self._options.verify:
+            self._verify(batch, input_ids, surplus)
         self._wait(batch)
-        sampled, status = self._sample(batch)
-        self._sampled, self._sampled_step = sampled, batch.step
+        sampled, status = self._sample(batch, surplus)
         made = sampled >= 0
         splits = np.zeros(batch.num_rows + 1, dtype=np.int32)
         np.cumsum(made, out=splits[1:])
-        return DoneStep(StepOutput(batch.step, sampled[made], splits, status))
+        return StepOutput(batch.step, sampled[made], splits, status)
 
-    def shutdown(self) -> None:
-        self._rows.clear()
-
-    def _inputs(self, batch: ForwardBatch) -> Int32Array:
-        if batch.input_from is None:
-            return batch.input_ids
-        taken = np.flatnonzero(batch.input_from >= 0)
-        if len(taken) == 0:
-            return batch.input_ids
-        if self._sampled_step != batch.step - 1:
-            raise ScriptViolation(f"step {batch.step} takes tokens of step {batch.step - 1}, but the last one was {self._sampled_step}")
+    def _inputs(self, batch: ForwardBatch, last: StepOutput | None) -> tuple[Int32Array, NDArray[np.bool_]]:
+        """Input ids, and (rows,) whose are surplus: those that take a token which there isn't, because it was NaN."""
+        surplus = np.zeros(batch.num_rows, dtype=np.bool_)
+        taken = np.flatnonzero(batch.input_from >= 0) if batch.input_from is not None else ()
+        if batch.input_from is None or len(taken) == 0:
+            return batch.input_ids, surplus
+        if last is None:
+            raise RuntimeError("the step that this one takes tokens from has failed")
+        if last.step != batch.step - 1:
+            raise ScriptViolation(f"step {batch.step} takes tokens of step {batch.step - 1}, but the last one was {last.step}")
+        sources = batch.input_from[taken]
+        surplus[taken] = last.status[sources] == STATUS_NAN
+        starts = last.row_splits[sources]
+        if ((last.row_splits[sources + 1] == starts) & ~surplus[taken]).any():
+            raise ScriptViolation(f"step {batch.step} takes tokens of rows that sampled none: {sources.tolist()}")
         ids = batch.input_ids.copy()
-        ids[batch.row_splits[taken]] = self._sampled[batch.input_from[taken]]
-        return ids
+        ids[batch.row_splits[taken]] = np.where(surplus[taken], -1, np.append(last.token_ids, np.int32(-1))[starts])
+        return ids, surplus
 
     def _wait(self, batch: ForwardBatch) -> None:
         seconds = self._options.step_ms / 1e3
@@ -180,11 +286,11 @@ class ScriptedExecutor(Executor):
         if seconds:
             time.sleep(seconds)
 
-    def _sample(self, batch: ForwardBatch) -> tuple[Int32Array, UInt8Array]:
-        status = np.zeros(batch.num_rows, dtype=np.uint8)
+    def _sample(self, batch: ForwardBatch, surplus: NDArray[np.bool_]) -> tuple[Int32Array, UInt8Array]:
+        status = np.where(surplus, STATUS_NAN, STATUS_OK).astype(np.uint8)
         sampled = np.full(batch.num_rows, -1, dtype=np.int32)
         for r, (row, want) in enumerate(zip(batch.req_pool_idx.tolist(), batch.wants.tolist(), strict=True)):
-            if want != WANT_SAMPLE:
+            if want != WANT_SAMPLE or status[r] == STATUS_NAN:
                 continue
             script = self._rows[row]
             token = script.next_token()
@@ -199,7 +305,7 @@ class ScriptedExecutor(Executor):
 
     # ---- the contract ----
 
-    def _verify(self, batch: ForwardBatch, input_ids: Int32Array) -> None:
+    def _verify(self, batch: ForwardBatch, input_ids: Int32Array, surplus: NDArray[np.bool_]) -> None:
         rows = batch.num_rows
         if not (len(batch.prefix_lens) == len(batch.seq_lens) == len(batch.roles) == len(batch.wants) == rows > 0):
             raise ScriptViolation("row arrays of different lengths")
@@ -212,7 +318,7 @@ class ScriptedExecutor(Executor):
                 raise ScriptViolation("two tokens are written to one slot")
         for r in range(rows):
             self._write(batch, input_ids, r)
-        for r in range(rows):
+        for r in np.flatnonzero(~surplus).tolist():
             self._read(batch, r)
 
     def _write(self, batch: ForwardBatch, input_ids: Int32Array, r: int) -> None:
@@ -242,7 +348,7 @@ class ScriptedExecutor(Executor):
         if batch.roles[r] != role or (role == ROLE_PROMPT and end > prompt_len):
             raise ScriptViolation("tokens in the wrong role")
         for group, window, kv in zip(batch.groups, self.info.group_windows, self._kv, strict=True):
-            start = 0 if window is None else max(0, int(batch.prefix_lens[r]) - window + 1)
+            start = first_seen(int(batch.prefix_lens[r]), window)
             token, position, written = kv[:, group.req_to_token[row, start:end]]
             if (token != script.tokens[start:end]).any() or (position != np.arange(start, end)).any():
                 raise ScriptViolation(f"row {row}: its context isn't what its slots hold")
@@ -266,5 +372,6 @@ def create(args: ServerArgs, folder: Path) -> Executor:
         reuse_generated_kv=bool(options.reuse_generated_kv),
         exactness="bitwise",
         kv_bytes_per_token=24,
+        overlap=bool(options.overlap),
     )
     return ScriptedExecutor(info, options)

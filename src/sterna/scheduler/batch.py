@@ -8,7 +8,7 @@ import numpy as np
 
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, ForwardBatch
 from sterna.mem_cache.allocator import Int32Array
-from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.decode import Decodes, RunningBatch
 from sterna.scheduler.kv import KVLedger
 from sterna.scheduler.req import Req
 
@@ -37,42 +37,43 @@ class PrefillChunk:
 
 @dataclass(slots=True, eq=False)
 class ScheduleBatch:
-    """What one step runs: rows `decodes.start .. decodes.stop - 1` of the running batch, then `chunks`."""
+    """What one step runs: a token for each of `decodes`, then `chunks`."""
 
-    decodes: slice
+    decodes: Decodes
     chunks: list[PrefillChunk]
 
     @property
-    def num_decodes(self) -> int:
-        return int(self.decodes.stop - self.decodes.start)
-
-    @property
     def num_rows(self) -> int:
-        return self.num_decodes + len(self.chunks)
+        return len(self.decodes) + len(self.chunks)
+
+    def reqs(self) -> list[Req]:
+        """By row."""
+        return [*self.decodes.reqs, *(chunk.req for chunk in self.chunks)]
 
     def single_rows(self) -> list[ScheduleBatch]:
         """Each row as a batch of its own."""
-        decodes = [ScheduleBatch(slice(i, i + 1), []) for i in range(self.decodes.start, self.decodes.stop)]
-        nobody = slice(0, 0)
-        return [*decodes, *(ScheduleBatch(nobody, [chunk]) for chunk in self.chunks)]
-
-    def only_req(self, running: RunningBatch) -> Req:
-        """Of a batch of one row: whose it is."""
-        return self.chunks[0].req if self.chunks else running.reqs[self.decodes.start]
+        decodes = [ScheduleBatch(self.decodes.only([i]), []) for i in range(len(self.decodes))]
+        return [*decodes, *(ScheduleBatch(self.decodes.only([]), [chunk]) for chunk in self.chunks)]
 
 
-def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int) -> ForwardBatch:
-    """Slots for all of it are allocated already. Every array is the step's own, but the tables."""
-    n = batch.num_decodes
-    rows = running.req_pool_idx[batch.decodes].copy()
-    prefix = running.kv_lens[batch.decodes].copy()
-    last_token = running.last_token[batch.decodes]
+def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedger, step: int, row_of: Int32Array | None) -> ForwardBatch:
+    """Slots for all of it are allocated already. Every array is the step's own, but the tables.
+
+    `row_of` (by `req_pool_idx`): the rows of the step before, where that hasn't been read: who is in it takes his token from there.
+    """
+    n = len(batch.decodes)
+    rows, prefix = batch.decodes.rows.astype(np.int32), batch.decodes.positions
+    last_token = running.last_token[batch.decodes.rows]
+    input_from = None
+    if row_of is not None:
+        input_from = row_of[batch.decodes.rows]
+        last_token[input_from >= 0] = 0
     if not batch.chunks:
         ones = np.ones(n, dtype=np.uint8)
         return ForwardBatch(
             step=step,
-            input_ids=last_token.copy(),
-            input_from=None,
+            input_ids=last_token,
+            input_from=input_from,
             row_splits=np.arange(n + 1, dtype=np.int32),
             prefix_lens=prefix,
             seq_lens=prefix + np.int32(1),
@@ -85,12 +86,14 @@ def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedg
     prefix = np.concatenate([prefix, np.array([chunk.start for chunk in chunks], dtype=np.int32)])
     lengths = np.concatenate([np.ones(n, dtype=np.int32), np.array([chunk.length for chunk in chunks], dtype=np.int32)])
     rows = np.concatenate([rows, np.array([chunk.req.req_pool_idx for chunk in chunks], dtype=np.int32)])
+    if input_from is not None:
+        input_from = np.concatenate([input_from, np.full(len(chunks), -1, dtype=np.int32)])
     splits = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(lengths, out=splits[1:])
     return ForwardBatch(
         step=step,
         input_ids=np.concatenate([last_token, *(chunk.req.fill_ids[chunk.start : chunk.end] for chunk in chunks)]),
-        input_from=None,
+        input_from=input_from,
         row_splits=splits,
         prefix_lens=prefix,
         seq_lens=prefix + lengths,

@@ -125,13 +125,19 @@ class KVLedger:
         for group in range(len(self.owned)):
             self.owned[group] += tokens
 
-    def cache_computed(self, req: Req) -> None:
-        """Hand `req`'s computed whole pages to the cache and read them from there from now on."""
+    def cache_computed(self, req: Req, *, in_flight: bool = False) -> None:
+        """Hand `req`'s computed whole pages to the cache and read them from there from now on.
+
+        `in_flight`: a step reads its row right now, so none of its slots may change. Where the cache has such pages already, and would have
+        it read those, this is left for later.
+        """
         length = req.kv_len if self._reuse_generated_kv else min(req.kv_len, req.num_prompt)
         if length // self.page_size * self.page_size <= req.tree_len:
             return
-        row = req.req_pool_idx
-        match = self.cache.insert(req.cache_namespace, req.cache_key(length), self._held_slots(req, length), req.tree_len)
+        row, key = req.req_pool_idx, req.cache_key(length)
+        if in_flight and self.cache.known_length(req.cache_namespace, key) > req.tree_len:
+            return
+        match = self.cache.insert(req.cache_namespace, key, self._held_slots(req, length), req.tree_len)
         if match.length <= req.tree_len:
             return
         start = req.tree_len

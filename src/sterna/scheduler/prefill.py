@@ -82,9 +82,12 @@ class Prefill:
 
     # ---- admission ----
 
-    def admit(self, running: RunningBatch, step: int) -> Admissions:
-        """Move requests from the queue to prefill while this step has budget, rows and memory for them."""
-        self.waiting.push_front(self._followers.due(step))
+    def admit(self, running: RunningBatch, *, step: int, landed: int) -> Admissions:
+        """Move requests from the queue to prefill while step `step`, the next one, has budget, rows and memory for them.
+
+        The results of all steps below `landed` have been read: what those computed can be matched.
+        """
+        self.waiting.push_front(self._followers.due(landed))
         result = Admissions()
         rows = self.max_rows - len(running) - len(self.active)
         budget = (self._chunk_size or MAX_PREFILL_TOKENS) - sum(_missing(req) for req in self.active)
@@ -105,8 +108,8 @@ class Prefill:
                 result.rejected.append((req, FAULT))
                 continue
             if req in self.waiting:
-                if not self.active and not running.reqs:
-                    # Nobody else holds memory, and still there is too little.
+                if not self.active and not running.reqs and landed == step:
+                    # Nobody else holds memory, none that has ended either, and still there is too little.
                     result.rejected.append((req, DOES_NOT_FIT))
                     self.waiting.discard(req)
                 break
@@ -135,6 +138,7 @@ class Prefill:
         if not req.retractions:
             req.cached_tokens = min(cached, req.num_prompt)
         self.active.append(req)
+        req.submitted_len = req.kv_len
         req.state = ReqState.PREFILL
         self._followers.lead(req)
 
@@ -164,7 +168,9 @@ class Prefill:
         chunks: list[PrefillChunk] = []
         failed: list[Req] = []
         for req in self.active:
-            start = req.kv_len
+            start = req.submitted_len
+            if start == len(req.fill_ids):
+                continue  # its last one is in flight
             # Prompt and generated tokens are computed in different roles, so never in one row.
             stop = req.num_prompt if start < req.num_prompt else len(req.fill_ids)
             room = req.allocated_len - start + self._ledger.obtainable
@@ -239,10 +245,10 @@ class Followers:
         heapq.heappush(self._deadlines, (step + alone_steps, req.serial, req))
         return True
 
-    def due(self, step: int) -> list[Req]:
-        """Those that have waited long enough."""
+    def due(self, landed: int) -> list[Req]:
+        """Those that have waited long enough, when the results of `landed` steps are in."""
         reqs: list[Req] = []
-        while self._deadlines and self._deadlines[0][0] <= step:
+        while self._deadlines and self._deadlines[0][0] <= landed:
             req = heapq.heappop(self._deadlines)[2]
             if req in self._followers:
                 self.forget(req)
@@ -281,4 +287,4 @@ def _sum(first: Demand, second: Demand) -> Demand:
 
 
 def _missing(req: Req) -> int:
-    return len(req.fill_ids) - req.kv_len
+    return len(req.fill_ids) - req.submitted_len

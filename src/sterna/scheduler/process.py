@@ -82,12 +82,13 @@ def create_scheduler(
     cache: PrefixCache = RadixCache(pools) if args.radix_cache else ChunkCache(len(info.group_slots))
     ledger = KVLedger(pools, tables, cache, reuse_generated_kv=info.reuse_generated_kv)
     policy = SchedulePolicy(args.schedule_policy, cache)
+    running = RunningBatch(max_rows)
     return Scheduler(
         executor=executor,
         ledger=ledger,
         prefill=Prefill(ledger, policy, chunk_size=args.chunked_prefill_size, max_rows=max_rows),
-        running=RunningBatch(max_rows),
-        runner=StepRunner(executor, ledger, ResultTaker(ledger, model.vocab_size, frozenset(model.eos_token_ids))),
+        running=running,
+        runner=StepRunner(executor, ledger, running, ResultTaker(ledger, model.vocab_size, frozenset(model.eos_token_ids))),
         limits=IntakeLimits(model.vocab_size, context_len, pools.longest_request, args.stream_interval),
         max_queued_requests=args.max_queued_requests,
         inbox=inbox,

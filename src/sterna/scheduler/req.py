@@ -58,6 +58,8 @@ class Req:
     """What prefill computes: prompt, and the outputs it had when it was (re)admitted."""
     kv_len: int = 0
     """Tokens whose KV is computed; while it runs, `RunningBatch` keeps it."""
+    submitted_len: int = 0
+    """While it is in prefill: tokens that have been given to a step; those beyond `kv_len` are in flight."""
     tree_len: int = 0
     allocated_len: int = 0
     window_starts: tuple[int, ...] = ()

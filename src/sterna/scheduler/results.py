@@ -1,7 +1,7 @@
 """`StepOutput` → `Req`: every row's token is taken in, and whoever ends by it is found.
 
 Most rows of a step get a token that ends nothing. Those are found for the whole batch at once; only the others are looked at one
-by one.
+by one. What a step gives to somebody who ended while it was in flight counts nowhere.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from sterna.executor.base import STATUS_OK, StepOutput
 from sterna.mem_cache.allocator import Int32Array
 from sterna.protocol.finish import FAULT, FinishReason
 from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
-from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.decode import Decodes, RunningBatch
 from sterna.scheduler.finish import INVALID_LOGITS, check_finished
+from sterna.scheduler.flight import InFlight
 from sterna.scheduler.kv import KVLedger
-from sterna.scheduler.req import Req
+from sterna.scheduler.req import Req, ReqState
 
 log = logging.getLogger(__name__)
 
@@ -60,37 +61,35 @@ class ResultTaker:
         self._is_eos = np.zeros(vocab_size, dtype=np.bool_)
         self._is_eos[[token for token in eos_token_ids if token < vocab_size]] = True
 
-    def take(self, batch: ScheduleBatch, running: RunningBatch, made: RowTokens, now: float) -> StepResult:
-        """Advance every row of `batch`."""
+    def take(self, batch: ScheduleBatch, running: RunningBatch, made: RowTokens, in_flight: InFlight, now: float) -> StepResult:
+        """Advance every row of `batch`, which has landed."""
         tokens = made.tokens
         valid = made.ok & (tokens < self._vocab_size)
         result = StepResult()
-        n = batch.num_decodes
+        n = len(batch.decodes)
         if n:
-            self._take_decodes(running, batch.decodes, tokens[:n], valid[:n], result, now)
+            self._take_decodes(batch.decodes, running, tokens[:n], _alive(batch.decodes, valid[:n], in_flight), result, now)
             if self._ledger.pools.windows:
-                self._free_behind(running, batch.decodes)
+                self._free_behind(batch.decodes)
         for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
+            if chunk.req.state is ReqState.FINISHED:
+                continue
             try:
-                self._take_chunk(chunk, token, ok, result, now)
+                self._take_chunk(chunk, token, ok, in_flight, result, now)
             except Exception:
                 log.exception("%s: its result could not be handled", chunk.req.rid)
                 result.finished.append((chunk.req, FAULT))
         return result
 
     def _take_decodes(
-        self, running: RunningBatch, rows: slice, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float
+        self, decodes: Decodes, running: RunningBatch, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float
     ) -> None:
         valid = valid & (tokens >= 0)
-        running.kv_lens[rows] += 1
-        running.last_token[rows] = tokens
-        running.tokens_left[rows] -= 1
-        look = ~valid
+        running.last_token[decodes.rows] = tokens
+        look = ~valid | decodes.look
         look |= self._is_eos[np.where(valid, tokens, 0)]
-        look |= running.tokens_left[rows] <= 0
-        look |= running.watched[rows]
         due = result.due
-        for req, token, look_at, ok in zip(running.reqs[rows], tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
+        for req, token, look_at, ok in zip(decodes.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
             if look_at:
                 self._look(req, token, ok, result, now)
                 continue
@@ -101,14 +100,17 @@ class ResultTaker:
                 due.append(req)
         result.num_tokens += int(valid.sum())
 
-    def _free_behind(self, running: RunningBatch, rows: slice) -> None:
-        """Rows that have filled a page may have left another behind their windows."""
-        kv_lens = running.kv_lens[rows]
-        for i in np.flatnonzero(kv_lens % self._ledger.page_size == 0).tolist():
-            self._ledger.free_behind(running.reqs[rows][i], int(kv_lens[i]))
+    def _free_behind(self, decodes: Decodes) -> None:
+        """Rows that have filled a page may have left another behind their windows. Who has ended gives back all at once."""
+        lengths = decodes.positions + 1
+        for i in np.flatnonzero(lengths % self._ledger.page_size == 0).tolist():
+            if decodes.reqs[i].state is not ReqState.FINISHED:
+                self._ledger.free_behind(decodes.reqs[i], int(lengths[i]))
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
-        """A row that may end here; a fault in its handling ends it and nobody else."""
+        """A row that may end here, or has ended before; a fault in its handling ends it and nobody else."""
+        if req.state is ReqState.FINISHED:
+            return
         try:
             reason = self._take_token(req, token, ok, now)
         except Exception:
@@ -128,7 +130,7 @@ class ResultTaker:
             req.first_token_time = now
         return check_finished(req, self._eos_token_ids)
 
-    def _take_chunk(self, chunk: PrefillChunk, token: int, ok: bool, result: StepResult, now: float) -> None:
+    def _take_chunk(self, chunk: PrefillChunk, token: int, ok: bool, in_flight: InFlight, result: StepResult, now: float) -> None:
         req = chunk.req
         if not ok or (chunk.is_last and token < 0):
             # What it computed isn't to be trusted: `kv_len` stays, so that none of it reaches the cache.
@@ -137,7 +139,7 @@ class ResultTaker:
         is_last = chunk.is_last
         req.kv_len = chunk.end
         req.chunks += 1
-        self._ledger.cache_computed(req)
+        self._ledger.cache_computed(req, in_flight=in_flight.uses(req))
         self._ledger.free_behind(req, chunk.end)
         if not is_last:
             return
@@ -149,6 +151,14 @@ class ResultTaker:
         result.sampled.append(req)
         if not req.opened or len(req.output_ids) - req.num_sent >= req.output_interval:
             result.due.append(req)
+
+
+def _alive(decodes: Decodes, valid: NDArray[np.bool_], in_flight: InFlight) -> NDArray[np.bool_]:
+    """(decodes,): whose `valid` token is wanted: those who haven't ended."""
+    if not in_flight.departing:
+        return valid
+    alive: NDArray[np.bool_] = np.array([req.state is not ReqState.FINISHED for req in decodes.reqs])
+    return valid & alive
 
 
 def tokens_by_row(output: StepOutput, num_rows: int) -> RowTokens:

@@ -1,7 +1,8 @@
-"""The scheduler's event loop: receive, admit, choose, run, publish.
+"""The scheduler's event loop: receive, admit, choose, submit, take, publish.
 
-Everything happens in this one thread, and between two steps nothing is in flight: whoever ends between steps gives back all that it
-held at once. A fault in one request's handling ends that request; the rows of a step that fails are run again one by one (`step.py`).
+Everything happens in this one thread. The step that a turn submits runs while the one before it is read and the next turn begins
+(`flight.py`); where memory is short it is taken from nobody before the step in flight has been read. A fault in one request's handling
+ends that request; the rows of a step that fails are run again one by one (`step.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sterna.protocol.generate import (
     TokenizedGenerateReqInput,
 )
 from sterna.scheduler.batch import ScheduleBatch
-from sterna.scheduler.decode import RunningBatch, choose_victim
+from sterna.scheduler.decode import Decodes, RunningBatch, choose_victim
 from sterna.scheduler.finish import DOES_NOT_FIT, SUSPECT
 from sterna.scheduler.intake import IntakeLimits, Refusal, to_req
 from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
@@ -90,6 +91,7 @@ class Scheduler:
         self.credits = MAX_BATCHES_IN_FLIGHT
         self.stopping = False
         self._runner = runner
+        self._in_flight = runner.in_flight
         self._limits = limits
         self._max_queued_requests = max_queued_requests
         self._inbox = inbox
@@ -120,7 +122,7 @@ class Scheduler:
         Raises what comes out of many turns in a row: then it is none of the requests' fault, and the process must end.
         """
         try:
-            self.receive(block=not self.can_step)
+            self.receive(block=not self.can_step and not self._in_flight)
             self.step()
             self._failed_turns = 0
         except InvariantViolation:
@@ -134,16 +136,21 @@ class Scheduler:
 
     def step(self) -> None:
         """One turn of the loop, without waiting for a message."""
+        batch = None
         if self.can_step:
             self.admit()
             batch = self.choose()
-            if batch is not None:
-                self.run(batch)
+        self.take(leave=0 if batch is None else self.submit(batch))
         self.publish()
 
     @property
     def can_step(self) -> bool:
         return bool(self.reqs) and self.credits > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is alive, and nothing is held for anybody."""
+        return not self.reqs and not self._in_flight
 
     # ---- receive ----
 
@@ -209,7 +216,7 @@ class Scheduler:
     def admit(self) -> None:
         """Requests from the queue get a row, a prefix from the cache and their sampler's state."""
         now = time.monotonic()
-        admissions = self.prefill.admit(self.running, self._runner.count)
+        admissions = self.prefill.admit(self.running, step=self._runner.count, landed=self._runner.landed)
         self._end(admissions.rejected)
         for req in admissions.admitted:
             if req.first_scheduled_time is None:
@@ -226,29 +233,37 @@ class Scheduler:
     # ---- choose ----
 
     def choose(self) -> ScheduleBatch | None:
-        """This step's rows, with slots for all of them: every running row, and as much prefill as the budget allows."""
+        """This step's rows, with slots for all of them: every running row, and as much prefill as the budget allows.
+
+        None where there is nobody, or where memory is too short before the step in flight, which may free some, has been read.
+        """
         while True:
-            while not self._grow_running():
-                self._retract_one()
-            chunks, failed = self.prefill.chunks()
-            self._end([(req, FAULT) for req in failed])
-            if chunks or self.running.reqs:
-                return ScheduleBatch(slice(0, len(self.running)), chunks)
-            if not self.prefill.active:
+            decodes = self._grow_running()
+            if decodes is not None:
+                chunks, failed = self.prefill.chunks()
+                self._end([(req, FAULT) for req in failed])
+                if chunks or len(decodes):
+                    return ScheduleBatch(decodes, chunks)
+            if self._in_flight or not (self.running.reqs or self.prefill.active):
                 return None
             self._retract_one()
 
-    def _grow_running(self) -> bool:
-        """A slot for every running row's next token; False where memory is too short for that."""
+    def _grow_running(self) -> Decodes | None:
+        """Who takes a token of this step, with a slot for it; None where memory is too short for that."""
+        latest = self._in_flight.latest
+        decodes = self.running.next_decodes([] if latest is None else latest.fresh())
         try:
-            return self.running.grow(self.ledger)
+            return decodes if self.running.grow(decodes, self.ledger) else None
         except Exception:
             log.exception("running rows could not grow together")
-            self._end([(req, FAULT) for req in self.running.grow_one_by_one(self.ledger)])
-            return not self.running.need_page()
+            enough, failed = self.running.grow_one_by_one(decodes, self.ledger)
+            self._end([(req, FAULT) for req in failed])
+            going = [i for i, req in enumerate(decodes.reqs) if req.state is not ReqState.FINISHED]
+            return decodes.only(going) if enough else None
 
     def _retract_one(self) -> None:
-        """Memory has run out: take it from the request that loses least. One that is alone and still short can never be served."""
+        """Memory has run out, and nothing is in flight: take it from the request that loses least. One that is alone and still short can
+        never be served."""
         candidates = [*self.running.reqs, *self.prefill.active]
         if len(candidates) == 1:
             self._end([(candidates[0], DOES_NOT_FIT)])
@@ -262,16 +277,28 @@ class Scheduler:
         self.prefill.waiting.push_front([req])
         self.prefill.ratio.retracted([*self.running.reqs, *self.prefill.active])
 
-    # ---- run ----
+    # ---- submit, take ----
 
-    def run(self, batch: ScheduleBatch) -> None:
-        """Run one step and take in what came of it."""
+    def submit(self, batch: ScheduleBatch) -> int:
+        """Start a step. Returns how many steps may stay in flight now.
+
+        None where the executor has nothing to gain by it, and none on top of a step that is known to have failed.
+        """
         self.stats.max_batch_size = max(self.stats.max_batch_size, batch.num_rows)
-        result = self._runner.run(batch, self.running)
-        self.stats.steps = self._runner.count
-        if batch.num_decodes:
+        flight = self._runner.submit(batch)
+        if batch.decodes.reqs:
             self.prefill.ratio.step()
-        self._apply(result)
+        return 1 if self.executor.info.overlap and not flight.has_failed else 0
+
+    def take(self, *, leave: int) -> None:
+        """Read the steps in flight, oldest first, but the last `leave`, and take in what came of them."""
+        while len(self._in_flight) > leave:
+            try:
+                self._apply(self._runner.land())
+            finally:
+                for req, keep_kv in self._in_flight.released():
+                    self._give_back(req, keep_kv=keep_kv)
+        self.stats.steps = self._runner.count
 
     def _apply(self, result: StepResult) -> None:
         self.stats.output_tokens += result.num_tokens
@@ -289,7 +316,7 @@ class Scheduler:
     # ---- endings ----
 
     def _end(self, endings: Sequence[tuple[Req, FinishReason]]) -> None:
-        """Each gives back all that it holds and is due its terminal row, whatever state it is in."""
+        """Each is due its terminal row, whatever state it is in, and gives back all that it holds as soon as no step in flight uses it."""
         endings = [(req, reason) for req, reason in endings if req.state is not ReqState.FINISHED]
         gone = {req for req, _ in endings if req.state is ReqState.RUNNING}
         if gone:
@@ -320,6 +347,9 @@ class Scheduler:
     def _give_back(self, req: Req, *, keep_kv: bool) -> None:
         if req.req_pool_idx < 0:
             return
+        if self._in_flight.uses(req):
+            self._in_flight.hold(req, keep_kv=keep_kv)
+            return
         # Each by itself: where one fails the others still go back, and a leak is better than a slot with two owners.
         self._try(req, lambda req: self.executor.release(req.req_pool_idx))
         if keep_kv:
@@ -336,6 +366,7 @@ class Scheduler:
     def shutdown(self) -> None:
         """Everyone alive gets a terminal row."""
         self._end([(req, SHUTTING_DOWN) for req in self.reqs.values()])
+        self.take(leave=0)
         self.credits = max(self.credits, 1)
         self.publish()
         self.executor.shutdown()
@@ -353,10 +384,9 @@ class Scheduler:
             self._due = {}
             self._refusals = []
         now = time.monotonic()
-        idle = not self.reqs
-        if idle:
+        if self.is_idle:
             self.prefill.ratio.reset()
-        if idle or self.stats.due(now):
+        if self.is_idle or self.stats.due(now):
             stats = self.stats.take(
                 now,
                 running=len(self.running) + len(self.prefill.active),
@@ -371,7 +401,7 @@ class Scheduler:
     def _check_books(self) -> None:
         """A leak is told once and lived with; tests are told every time."""
         if self._check_every_slot:
-            check_ownership(self.ledger, self.reqs.values())
+            check_ownership(self.ledger, (*self.reqs.values(), *self._in_flight.departing))
         elif self._books_balance:
             try:
                 check_counts(self.ledger)

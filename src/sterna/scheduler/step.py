@@ -1,6 +1,8 @@
-"""One step of the executor, and what is done where it fails: its rows are run again one by one, so that only the culprit ends.
+"""One step of the executor, from `submit` to what came of it; and what is done where it fails: its rows are run again one by one, so that
+only the culprit ends.
 
-Who fails alone too ends with 500. That costs as many steps as the failed one had rows, and nothing where none fails.
+Who fails alone too ends with 500. That costs as many steps as the failed one had rows, and nothing where none fails. A step that was
+submitted on top of a failed one took its tokens from nothing: what it gave is dropped, and the loop chooses its rows again.
 """
 
 from __future__ import annotations
@@ -10,56 +12,124 @@ import time
 
 import numpy as np
 
-from sterna.executor.base import Executor
+from sterna.executor.base import Executor, StepHandle
 from sterna.protocol.finish import FAULT
 from sterna.scheduler.batch import ScheduleBatch, to_forward_batch
 from sterna.scheduler.decode import RunningBatch
+from sterna.scheduler.flight import FailedStep, Flight, InFlight
 from sterna.scheduler.kv import KVLedger
-from sterna.scheduler.req import Req
+from sterna.scheduler.req import Req, ReqState
 from sterna.scheduler.results import ResultTaker, RowTokens, StepResult, tokens_by_row
 
 log = logging.getLogger(__name__)
 
 
 class StepRunner:
-    def __init__(self, executor: Executor, ledger: KVLedger, results: ResultTaker) -> None:
+    def __init__(self, executor: Executor, ledger: KVLedger, running: RunningBatch, results: ResultTaker) -> None:
         self.count = 0
         """Steps submitted, and the number of the next one."""
+        self.in_flight = InFlight()
         self._executor = executor
         self._ledger = ledger
+        self._running = running
         self._results = results
 
-    def run(self, batch: ScheduleBatch, running: RunningBatch) -> StepResult:
-        """Run `batch` and take in what came of it. Raises nothing that one row's fault could cause."""
-        try:
-            tokens = self._execute(batch, running)
-        except Exception:
-            log.exception("step %d of %d rows failed", self.count - 1, batch.num_rows)
-            return self._run_one_by_one(batch, running)
-        return self._results.take(batch, running, tokens, time.monotonic())
+    @property
+    def landed(self) -> int:
+        """All steps below this number have been read."""
+        return self.count - len(self.in_flight)
 
-    def _execute(self, batch: ScheduleBatch, running: RunningBatch) -> RowTokens:
-        """Changes nothing of the scheduler's."""
-        step = self.count
+    def submit(self, batch: ScheduleBatch) -> Flight:
+        """Start `batch` on top of what is in flight. Raises nothing that the executor raises: that is for who reads the step."""
+        flight = Flight(self.count, batch, self._start(batch), self._ledger.tables.num_rows)
+        self.in_flight.add(flight)
         self.count += 1
-        forward = to_forward_batch(batch, running, self._ledger, step)
-        return tokens_by_row(self._executor.submit(forward).result(), batch.num_rows)
+        return flight
 
-    def _run_one_by_one(self, batch: ScheduleBatch, running: RunningBatch) -> StepResult:
+    def _start(self, batch: ScheduleBatch) -> StepHandle:
+        before = self.in_flight.latest
+        try:
+            forward = to_forward_batch(batch, self._running, self._ledger, self.count, None if before is None else before.row_of)
+            self._advance(batch)
+            return self._executor.submit(forward)
+        except Exception as fault:
+            return FailedStep(fault)
+
+    def _advance(self, batch: ScheduleBatch) -> None:
+        self._running.advance(batch.decodes)
+        for chunk in batch.chunks:
+            chunk.req.submitted_len = chunk.end
+            if chunk.is_last:
+                self._running.prepare(chunk.req)
+
+    def land(self) -> StepResult:
+        """Read the oldest step in flight and take in what came of it. Raises nothing that one row's fault could cause."""
+        flight = self.in_flight.pop()
+        try:
+            tokens = _read(flight)
+        except Exception:
+            log.exception("step %d of %d rows failed", flight.step, flight.batch.num_rows)
+            return self._run_one_by_one(flight)
+        return self._take(flight.batch, tokens)
+
+    def _take(self, batch: ScheduleBatch, tokens: RowTokens) -> StepResult:
+        return self._results.take(batch, self._running, tokens, self.in_flight, time.monotonic())
+
+    # ---- after a failure ----
+
+    def _run_one_by_one(self, failed: Flight) -> StepResult:
         result = StepResult()
-        for row in batch.single_rows():
-            req = row.only_req(running)
+        mine = set(failed.batch.reqs())
+        for req in self._void_the_rest():
+            if req not in mine and req.state is not ReqState.FINISHED:
+                self._try_to_restore(req, result)
+        for row in failed.batch.single_rows():
+            (req,) = row.reqs()
+            if req.state is ReqState.FINISHED or not self._try_to_restore(req, result):
+                continue
+            self.submit(row)
             try:
-                self._rebind(req)
-                tokens = self._execute(row, running)
+                tokens = _read(self.in_flight.pop())
             except Exception:
                 log.exception("%s: its row fails alone too", req.rid)
                 result.finished.append((req, FAULT))
                 continue
-            result.add(self._results.take(row, running, tokens, time.monotonic()))
+            result.add(self._take(row, tokens))
         return result
 
+    def _void_the_rest(self) -> list[Req]:
+        """Wait for the steps on top of a failed one, whatever becomes of them. Returns whose rows they had."""
+        reqs: list[Req] = []
+        while len(self.in_flight):
+            flight = self.in_flight.pop()
+            reqs += flight.batch.reqs()
+            try:
+                _read(flight)
+            except Exception as fault:
+                log.info("step %d, on top of a failed one, failed too: %s", flight.step, fault)
+        return reqs
+
+    def _try_to_restore(self, req: Req, result: StepResult) -> bool:
+        """Whether `req` is as it was before what failed; its ending, if not, is in `result`.
+
+        A failed step may have sampled for its row before it failed: its sampler's state is made again from what was taken in.
+        """
+        if req.state is ReqState.RUNNING:
+            self._running.restore(req)
+        else:
+            req.submitted_len = req.kv_len
+        try:
+            self._rebind(req)
+        except Exception:
+            log.exception("%s: its sampler could not be made again", req.rid)
+            result.finished.append((req, FAULT))
+            return False
+        return True
+
     def _rebind(self, req: Req) -> None:
-        """The failed step may have sampled for this row before it failed: its sampler's state is made again from what was taken in."""
         self._executor.release(req.req_pool_idx)
         self._executor.bind(req.req_pool_idx, req.sampling_params, req.prompt_ids, np.array(req.output_ids, dtype=np.int32))
+
+
+def _read(flight: Flight) -> RowTokens:
+    return tokens_by_row(flight.handle.result(), flight.batch.num_rows)

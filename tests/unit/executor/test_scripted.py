@@ -1,5 +1,6 @@
 """The scripted executor keeps the seam's contract, and notices when the other side doesn't."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +117,83 @@ def test_a_row_is_bound_once_and_released_as_often_as_one_likes() -> None:
 def test_options_that_do_not_exist_are_refused_by_name(options: str) -> None:
     with pytest.raises(ConfigError, match=options.split("=")[0]):
         make(options)
+
+
+# ---- steps that aren't read yet ----
+
+
+def first_step(executor: Executor) -> ForwardBatch:
+    bind(executor, 0, [7, 8])
+    return step(0, [(0, 0, [7, 8])])
+
+
+def second_step() -> ForwardBatch:
+    return step(1, [(0, 2, [0])], role=ROLE_GENERATED, input_from=[0])
+
+
+@pytest.mark.parametrize("options", ["", "threaded=1"])
+def test_a_step_may_be_submitted_on_top_of_one_that_is_not_read(options: str) -> None:
+    executor = make(options)
+    handles = [executor.submit(first_step(executor)), executor.submit(second_step())]
+    assert [handle.result().token_ids.tolist() for handle in handles] == [[7], [8]]
+    executor.shutdown()
+
+
+def test_in_a_thread_a_step_runs_on_after_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make("threaded=1")
+    go_on = threading.Event()
+    monkeypatch.setattr(executor, "_wait", lambda batch: go_on.wait(60))
+    handle = executor.submit(first_step(executor))
+    go_on.set()  # nobody would, if `submit` had waited for the step
+    assert handle.result().token_ids.tolist() == [7]
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("options", ["", "threaded=1"])
+def test_a_row_that_takes_the_token_of_a_nan_is_surplus(options: str) -> None:
+    executor = make(f"nan_token=7,{options}")
+    bind(executor, 1, [3, 4])
+    bind(executor, 0, [7, 8])
+    handles = [
+        executor.submit(step(0, [(0, 0, [7, 8]), (1, 0, [3, 4])])),
+        executor.submit(step(1, [(0, 2, [0]), (1, 2, [0])], role=ROLE_GENERATED, input_from=[0, 1])),
+    ]
+    outputs = [handle.result() for handle in handles]
+    assert [output.token_ids.tolist() for output in outputs] == [[3], [4]]
+    assert [output.status.tolist() for output in outputs] == [[STATUS_NAN, STATUS_OK]] * 2
+    executor.shutdown()
+
+
+def test_a_step_on_top_of_one_that_failed_fails_too() -> None:
+    executor = make("threaded=1,raise_token=7")
+    handles = [executor.submit(first_step(executor)), executor.submit(second_step())]
+    for handle in handles:
+        with pytest.raises(RuntimeError, match="fail"):
+            handle.result()
+    executor.shutdown()
+
+
+def test_what_changes_under_a_step_that_is_not_read_is_a_violation() -> None:
+    executor = make()
+    table = TABLE.copy()
+    batch = replace(first_step(executor), groups=(GroupSlots(table[0, :2].copy(), table),))
+    handle = executor.submit(batch)
+    with pytest.raises(ScriptViolation, match="bound or released"):
+        executor.release(0)
+    bind(executor, 1, [3])
+    with pytest.raises(ScriptViolation, match="hasn't been read"):  # into a slot that the first one reads
+        executor.submit(replace(step(1, [(1, 0, [3])]), groups=(GroupSlots(table[0, 1:2].copy(), table),)))
+    table[0, 0] = 5
+    with pytest.raises(ScriptViolation, match="changed"):
+        handle.result()
+    with pytest.raises(ScriptViolation, match="read twice"):
+        handle.result()
+    executor.release(0)
+
+
+def test_more_than_one_step_ahead_is_a_violation() -> None:
+    executor = make()
+    executor.submit(first_step(executor))
+    executor.submit(second_step())
+    with pytest.raises(ScriptViolation, match="neither"):
+        executor.submit(step(2, [(0, 3, [0])], role=ROLE_GENERATED, input_from=[0]))

@@ -63,7 +63,11 @@ class Outbox:
 
 
 class Harness:
+    overlap = False
+    """Whether a step is submitted before the last one is read, where `options` don't say."""
+
     def __init__(self, *, options: str = "", eos: tuple[int, ...] = (EOS,), context_len: int = 4096, **settings: object) -> None:
+        options = f"overlap={int(self.overlap)},{options}"
         values: dict[str, object] = {"executor": "scripted", "context_length": context_len, "executor_options": options} | settings
         self.args = ServerArgs(**values)  # type: ignore[arg-type]
         self.model = model_facts(vocab_size=VOCAB_SIZE, context_len=context_len, eos_token_ids=eos)
@@ -119,7 +123,7 @@ class Harness:
         """Until nobody is alive."""
         for _ in range(max_turns):
             self.turn()
-            if not self.scheduler.reqs and all(isinstance(message, OutputCredit) for message in self.inbox.messages):
+            if self.scheduler.is_idle and all(isinstance(message, OutputCredit) for message in self.inbox.messages):
                 return
         raise AssertionError(f"still alive after {max_turns} turns: {sorted(self.scheduler.reqs)}")
 
@@ -155,7 +159,8 @@ class Harness:
         """Nobody holds anything: no KV, no lock, no row, no sampler state, no place in a queue."""
         scheduler = self.scheduler
         ledger = scheduler.ledger
-        assert not scheduler.reqs
+        assert scheduler.is_idle
+        assert not self.executor.violations
         assert ledger.used == 0
         for group, pool in enumerate(ledger.pools.groups):
             assert pool.available + ledger.cache.evictable(group) == pool.total

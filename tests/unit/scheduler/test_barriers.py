@@ -15,6 +15,8 @@ from sterna.scheduler.results import StepResult
 from sterna.scheduler.scheduler import MAX_FAILED_TURNS
 from unit.scheduler.harness import Harness, echo
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 SHARED = [k % 97 + 1 for k in range(40)]
 PROMPTS = {
     "first": [*SHARED, 301],
@@ -146,12 +148,12 @@ def test_a_fault_while_one_thing_is_given_back_leaves_nothing_else_behind(part: 
     inner = getattr(owner, part)
     ended: list[str] = []
 
-    def faulty(argument: Any) -> None:
+    def faulty(argument: Any, **kwargs: Any) -> None:
         ending = "bad" in h.scheduler.reqs and len(h.scheduler.reqs["bad"].output_ids) == LENGTH
         if ending and not (once and ended):
             ended.append(part)
             raise RuntimeError(f"injected into {part}")
-        inner(argument)
+        inner(argument, **kwargs)
 
     monkeypatch.setattr(owner, part, faulty)
     for rid in ("bad", "third"):

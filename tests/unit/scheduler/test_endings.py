@@ -4,13 +4,15 @@ import logging
 
 import pytest
 
-from sterna.executor.base import ForwardBatch
+from sterna.executor.base import ForwardBatch, StepHandle
 from sterna.protocol.control import OutputCredit, ShutdownReq
 from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.protocol.generate import BatchTokenizedGenerateReqInput, SchedulerTimes
 from sterna.scheduler.req import ReqState
 from sterna.scheduler.scheduler import MAX_BATCHES_IN_FLIGHT
 from unit.scheduler.harness import Harness, echo
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 LONG = [3, 4, 5] * 40
 
@@ -40,7 +42,9 @@ def test_a_request_aborted_between_two_chunks_gives_its_kv_back() -> None:
     h = Harness(chunked_prefill_size=16)
     h.send("a", LONG, 50)
     h.run_until("a", ReqState.PREFILL)
-    assert 0 < h.scheduler.reqs["a"].kv_len < len(LONG)
+    while not h.scheduler.reqs["a"].kv_len:
+        h.turn()
+    assert h.scheduler.reqs["a"].kv_len < len(LONG)
     h.abort("a")
     h.run()
     assert aborted(h, "a")
@@ -261,17 +265,21 @@ def test_a_step_that_fails_once_costs_nobody_a_token(where: str, monkeypatch: py
     failures: list[str] = []
 
     class Failing:
+        def __init__(self, handle: StepHandle) -> None:
+            self.handle = handle
+
         def result(self) -> None:
-            failures.append("result")
+            self.handle.result()
             raise RuntimeError("the device is away")
 
     def fail_once(batch: ForwardBatch) -> object:
         handle = submit(batch)
         if failures:
             return handle
+        failures.append(where)
         if where == "result":
-            return Failing()
-        failures.append("submit")
+            return Failing(handle)
+        handle.result()
         raise RuntimeError("the device is away")
 
     monkeypatch.setattr(h.executor, "submit", fail_once)

@@ -12,6 +12,8 @@ from sterna.scheduler.prefill import Followers, NewTokenRatio
 from sterna.scheduler.req import ReqState
 from unit.scheduler.harness import Harness, echo
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 PAGE = 16
 
 
@@ -187,7 +189,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
 
 
 def test_a_follower_goes_on_when_it_has_waited_long_enough_though_its_leader_is_not_done() -> None:
-    h = Harness()
+    h = Harness(options="overlap=0")
     prompt = prompt_of(0, 40)
     h.send("leader", prompt, 40, resume=prompt[:20])  # two steps: its prompt, then what it had generated
     h.send("follower", [*prompt, 7], 4)

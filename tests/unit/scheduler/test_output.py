@@ -8,6 +8,8 @@ import pytest
 from sterna.protocol.generate import DecodeOpening
 from unit.scheduler.harness import Harness, echo
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 def row_lengths(h: Harness, rid: str) -> list[int]:
     return [len(row.output_ids) for row in h.outbox.rows[rid]]

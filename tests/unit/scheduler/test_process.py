@@ -89,6 +89,7 @@ def peers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Peers]:
     run.remove()
 
 
+@pytest.mark.parametrize("peers", [{}, {"executor_options": "overlap=1,threaded=1"}], ids=["in turn", "overlapped"], indirect=True)
 def test_a_request_goes_in_and_its_tokens_come_out(peers: Peers) -> None:
     ready = peers.next_of(ProcessReady)
     assert isinstance(ready, ProcessReady)

@@ -6,6 +6,8 @@ from byte_model import IM_END
 from sterna.protocol.finish import FinishLength, FinishMatchedStr, FinishMatchedToken
 from unit.scheduler.harness import Harness
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 def run(text: bytes, max_new_tokens: int | None = None, **params: object) -> Harness:
     h = Harness()

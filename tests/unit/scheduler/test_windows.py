@@ -11,6 +11,8 @@ from sterna.protocol.finish import FinishLength
 from sterna.scheduler.req import ReqState
 from unit.scheduler.harness import Harness, echo
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 WINDOW = 20
 
 

@@ -69,6 +69,7 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         reuse_generated_kv=True,
         exactness="token" if exact else "none",
         kv_bytes_per_token=kv_bytes(spec, (1,) * len(group_slots), dtype.itemsize),
+        overlap=device.type != "cpu",
         details={
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
