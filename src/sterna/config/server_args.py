@@ -42,7 +42,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: str | None = None
     """Memory for the KV pool, such as 2GB (default: a share of what is available)."""
     max_total_tokens: int | None = None
-    """KV pool in tokens; overrides --kv-memory."""
+    """KV pool in tokens, of the layers without a sliding window; overrides --kv-memory."""
     page_size: int = 16
     """KV slots per page; prefixes are shared in whole pages."""
 

@@ -163,6 +163,7 @@ def _describe(executor: Executor, scheduler: Scheduler) -> dict[str, str | int |
         "exactness": info.exactness,
         "kv_total_tokens": scheduler.ledger.pools.total,
         "kv_bytes_per_token": info.kv_bytes_per_token,
+        "kv_group_slots": " + ".join(map(str, info.group_slots)),
         "page_size": info.page_size,
         "max_running_requests": scheduler.prefill.max_rows,
         "reuse_generated_kv": info.reuse_generated_kv,
