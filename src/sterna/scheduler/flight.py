@@ -1,7 +1,7 @@
 """Steps in flight: submitted, and not read yet. And whose ending has to wait for one.
 
-    receive  admit  choose  submit 7  │ take 6, publish │ receive  admit  choose  submit 8  │ take 7, publish │
-    executor:     … step 6 ───────────│── step 7 ─────────────────────────────────────────────│── step 8 …
+    loop      │ receive, admit, choose, submit 7, take 6, publish │ receive, admit, choose, submit 8, take 7, publish │ …
+    executor  │ ─────────── step 6 ──────────────┤├──────────────── step 7 ───────────────────────────────┤├── step 8 …
 
 Between two turns at most one step is in flight, and inside a turn two. Whoever ends meanwhile ends at once for the world outside, but what
 a step in flight reads or writes stays his until that step has returned: slots, row, sampler. What it still samples for him is dropped.

@@ -1,4 +1,5 @@
-"""When the steps of a threaded executor run, decided by the test: anything that changes too early under a step is seen by a late one."""
+"""A scheduler whose steps overlap, over an executor that runs them in a thread: when, is decided by the test, so that anything that
+changes too early under a step is seen by a late one; and what the executor was told, in order."""
 
 from __future__ import annotations
 
@@ -6,12 +7,19 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
+import pytest
+
 from sterna.executor.base import ForwardBatch, StepHandle, StepOutput
 from sterna.executor.scripted import ScriptedExecutor
+from unit.scheduler.harness import Harness
 
+LONG = [k % 89 + 1 for k in range(120)]
 TIMEOUT_S = 60
 Moment = Literal["early", "whenever", "late"]
 """Before `submit` returns; beside whatever else happens; not before its result is asked for."""
+
+
+MOMENTS = pytest.mark.parametrize("moment", ["early", "whenever", "late"])
 
 
 class Gates:
@@ -59,3 +67,49 @@ class GatedStep:
 
     def result(self) -> StepOutput:
         return self._gates.read(self._step, self._handle)
+
+
+class Log:
+    """What the executor was told, in order: ("submit", step), ("read", step), ("bind", row), ("release", row)."""
+
+    def __init__(self, h: Harness) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.batches: list[ForwardBatch] = []
+        self._h = h
+        self._submit, h.executor.submit = h.executor.submit, self._logged_submit  # type: ignore[method-assign]
+        for name in ("bind", "release"):
+            monitored = getattr(h.executor, name)
+            setattr(h.executor, name, lambda row, *rest, name=name, call=monitored: (call(row, *rest), self.events.append((name, row)))[0])
+
+    def _logged_submit(self, batch: ForwardBatch) -> StepHandle:
+        self.batches.append(batch)
+        self.events.append(("submit", batch.step))
+        return LoggedStep(self, batch.step, self._submit(batch))
+
+    def on_top(self) -> list[int]:
+        """Steps that were submitted before the one before them was read."""
+        return [
+            step
+            for at, (what, step) in enumerate(self.events)
+            if what == "submit" and ("submit", step - 1) in self.events[:at] and ("read", step - 1) not in self.events[:at]
+        ]
+
+
+class LoggedStep:
+    def __init__(self, log: Log, step: int, handle: StepHandle) -> None:
+        self._log, self._step, self._handle = log, step, handle
+
+    def result(self) -> StepOutput:
+        self._log.events.append(("read", self._step))
+        return self._handle.result()
+
+
+def overlapped(options: str = "", *, moment: Moment = "late", **settings: object) -> tuple[Harness, Gates, Log]:
+    h = Harness(options=f"overlap=1,threaded=1,{options}", **settings)  # type: ignore[arg-type]
+    gates = Gates(h.executor, lambda: moment)
+    return h, gates, Log(h)
+
+
+def close(h: Harness) -> None:
+    h.assert_at_baseline()
+    h.executor.shutdown()

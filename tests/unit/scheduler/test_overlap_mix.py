@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sterna.protocol.control import FlushCacheReq
@@ -21,6 +21,7 @@ from unit.scheduler.gates import Gates, Moment
 from unit.scheduler.harness import EOS, Harness, echo
 
 RAISE, NAN, OWN_STOP = 996, 997, 998
+OPTIONS = {"nan_token": NAN, "raise_token": RAISE, "overlap": 1, "threaded": 1}
 STEMS = [[(31 * stem + 7 * k) % 900 + 1 for k in range(70)] for stem in range(2)]
 
 
@@ -70,10 +71,13 @@ class Plan:
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     page_size = draw(st.sampled_from([1, 4, 16]))
-    options = f"reuse_generated_kv={draw(st.integers(0, 1))},nan_token={NAN},raise_token={RAISE},overlap=1,threaded=1"
-    # The KV groups' windows, and room for a single request of any length in the smallest pool.
-    windows = draw(st.sampled_from(["0", "0", "0:16", "0:5:40", "24", "0:1"]))
-    options += f",windows={windows},window_slots={page_size * (40 // page_size + 3 + draw(st.integers(0, 60 // page_size)))}"
+    options = {
+        **OPTIONS,
+        "reuse_generated_kv": draw(st.integers(0, 1)),
+        # The KV groups' windows, and room for a single request of any length in the smallest pool.
+        "windows": draw(st.sampled_from(["0", "0", "0:16", "0:5:40", "24", "0:1"])),
+        "window_slots": page_size * (40 // page_size + 3 + draw(st.integers(0, 60 // page_size))),
+    }
     sends = st.builds(
         Send,
         stem=st.integers(0, 1),
@@ -89,18 +93,28 @@ def plans(draw: st.DrawFn) -> Plan:
         settings={
             "page_size": page_size,
             "max_total_tokens": page_size * draw(st.integers(112 // page_size, 240 // page_size)),
-            "max_running_requests": draw(st.sampled_from([2, 6, 24])),
+            "max_running_requests": draw(st.sampled_from([2, 8, 24])),
             "chunked_prefill_size": draw(st.sampled_from([0, 5, 32])),
             "schedule_policy": draw(st.sampled_from(["fcfs", "lpm"])),
             "radix_cache": draw(st.booleans()),
             "stream_interval": draw(st.sampled_from([1, 3])),
-            "options": options,
+            "options": ",".join(f"{name}={value}" for name, value in options.items()),
         },
         ratio=draw(st.sampled_from([0.0, 0.7])),
         follow=draw(st.booleans()),
         moments=draw(st.lists(st.sampled_from(["early", "whenever", "late", "late"]), min_size=1, max_size=12)),
         actions=draw(st.lists(st.one_of(sends, sends, others), min_size=8, max_size=50)),
     )
+
+
+def crowd(**options: Any) -> Plan:
+    """More at once than memory holds, of one beginning, which each computes for himself."""
+    marks = [None, EOS, None, OWN_STOP, None, NAN, None, None]
+    sends = [Send(stem=i % 2, shared=40, own=3 + i, count=50, mark=mark, at=0.95, stream=True) for i, mark in enumerate(marks)]
+    actions = [*sends[:4], Turns(3), *sends[4:], Turns(12), Abort(0), Turns(9), Abort(3)]
+    settings = {"page_size": 4, "max_total_tokens": 160, "max_running_requests": 24, "chunked_prefill_size": 64}
+    settings["options"] = ",".join(f"{name}={value}" for name, value in {**OPTIONS, **options}.items())
+    return Plan(settings, ratio=0.0, follow=False, moments=["late", "early", "whenever"], actions=actions)
 
 
 @dataclass
@@ -212,9 +226,12 @@ def check(h: Harness, rid: str, prompt: list[int], send: Send, *, aborted: bool)
 def test_any_mix_of_requests_ends_right_whenever_the_steps_in_flight_run() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(plans())
+    @example(crowd())
+    @example(crowd(reuse_generated_kv=0))
     def each(plan: Plan) -> None:
+    @example(crowd(windows="0:16", window_slots=80))
         mine: Counter[str] = Counter()
         run(plan, mine)
         seen.update(mine)
