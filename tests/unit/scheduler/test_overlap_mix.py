@@ -230,8 +230,8 @@ def test_any_mix_of_requests_ends_right_whenever_the_steps_in_flight_run() -> No
     @given(plans())
     @example(crowd())
     @example(crowd(reuse_generated_kv=0))
-    def each(plan: Plan) -> None:
     @example(crowd(windows="0:16", window_slots=80))
+    def each(plan: Plan) -> None:
         mine: Counter[str] = Counter()
         run(plan, mine)
         seen.update(mine)
