@@ -115,7 +115,7 @@ class SlotPools:
 
     def window_starts(self, length: int) -> tuple[int, ...]:
         """Per group with a window: the first position that a request with `length` computed tokens keeps."""
-        return tuple(window_start(length, window, self.page_size) for _, window in self.windows)
+        return tuple([window_start(length, window, self.page_size) for _, window in self.windows])
 
     def alloc(self, num_pages: int) -> SlotArrays:
         """Raises OutOfSlots, and then takes from no group."""

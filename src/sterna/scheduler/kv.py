@@ -15,6 +15,8 @@ is nobody's if it was the request's own, and the cache's to evict if it was lock
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sterna.executor.base import GroupSlots
@@ -152,25 +154,30 @@ class KVLedger:
         assert held is not None
         self.cache.unlock(held, req.window_starts)
 
-    def free_behind(self, req: Req, length: int) -> None:
-        """Give back what of `req` lies behind the windows of the query at position `length`.
+    def free_behind(self, reqs: Sequence[Req], lengths: Sequence[int]) -> None:
+        """Give back what of each of `reqs` lies behind the windows of its query at the position in `lengths`.
 
-        Only once the step that computed the token before it has returned its result: all of `req`'s queries that may still read, in flight
-        or to come, are then at `length` or later.
+        Only once the step that computed the token before it has returned its result: all of the request's queries that may still read, in
+        flight or to come, are then there or later.
         """
-        starts = self.pools.window_starts(length)
-        if starts == req.window_starts:
-            return
-        assert req.node is not None
-        row = req.req_pool_idx
-        for index, ((group, _), old, new) in enumerate(zip(self.pools.windows, req.window_starts, starts, strict=True)):
-            if old < req.tree_len:
-                self.cache.advance(req.node, index, old, min(new, req.tree_len))
-            own = max(old, req.tree_len)
-            if own < new:
-                self.pools.groups[group].free(self.tables.tables[group][row, own:new])
-                self.owned[group] -= new - own
-        req.window_starts = starts
+        behind: list[list[Int32Array]] = [[] for _ in self.pools.windows]
+        for req, length in zip(reqs, lengths, strict=True):
+            starts = self.pools.window_starts(length)
+            if starts == req.window_starts:
+                continue
+            assert req.node is not None
+            row, tree_len = req.req_pool_idx, req.tree_len
+            for index, ((group, _), old, new) in enumerate(zip(self.pools.windows, req.window_starts, starts, strict=True)):
+                if old < tree_len:
+                    self.cache.advance(req.node, index, old, min(new, tree_len))
+                if max(old, tree_len) < new:
+                    behind[index].append(self.tables.tables[group][row, max(old, tree_len) : new])
+            req.window_starts = starts
+        for (group, _), slots in zip(self.pools.windows, behind, strict=True):
+            if slots:
+                freed = np.concatenate(slots)
+                self.pools.groups[group].free(freed)
+                self.owned[group] -= len(freed)
 
     def close(self, req: Req) -> None:
         """Take everything back from `req`, its row included. What of it should outlive it has been handed to the cache before."""

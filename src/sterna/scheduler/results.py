@@ -103,9 +103,10 @@ class ResultTaker:
     def _free_behind(self, decodes: Decodes) -> None:
         """Rows that have filled a page may have left another behind their windows. Who has ended gives back all at once."""
         lengths = decodes.positions + 1
-        for i in np.flatnonzero(lengths % self._ledger.page_size == 0).tolist():
-            if decodes.reqs[i].state is not ReqState.FINISHED:
-                self._ledger.free_behind(decodes.reqs[i], int(lengths[i]))
+        filled = np.flatnonzero(lengths % self._ledger.page_size == 0).tolist()
+        alive = [i for i in filled if decodes.reqs[i].state is not ReqState.FINISHED]
+        if alive:
+            self._ledger.free_behind([decodes.reqs[i] for i in alive], lengths[alive].tolist())
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
         """A row that may end here, or has ended before; a fault in its handling ends it and nobody else."""
@@ -140,7 +141,7 @@ class ResultTaker:
         req.kv_len = chunk.end
         req.chunks += 1
         self._ledger.cache_computed(req, in_flight=in_flight.uses(req))
-        self._ledger.free_behind(req, chunk.end)
+        self._ledger.free_behind([req], [chunk.end])
         if not is_last:
             return
         result.num_tokens += 1
