@@ -57,7 +57,7 @@ class Req:
     fill_ids: Int32Array = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     """What prefill computes: prompt, and the outputs it had when it was (re)admitted."""
     kv_len: int = 0
-    """Tokens whose KV is computed; while it runs, `RunningBatch` keeps it."""
+    """Tokens whose KV is computed, by steps that have been read. Not kept while it runs: then it is all but the last token."""
     submitted_len: int = 0
     """While it is in prefill: tokens that have been given to a step; those beyond `kv_len` are in flight."""
     tree_len: int = 0
