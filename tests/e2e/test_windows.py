@@ -32,10 +32,11 @@ def test_a_request_holds_a_window_however_long_it_grows(tiny: TinyModels, model:
     assert window_groups(under_test)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("model", WINDOW_MODELS)
-def test_giving_slots_back_changes_no_token(tiny: TinyModels, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giving_slots_back_changes_no_token(tiny: TinyModels, model: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = [Ask(ids(30 + 17 * i, seed=i), LONG, turn=5 * i) for i in range(4)]
-    settings = {"page_size": 4, "chunked_prefill_size": 20, "radix_cache": False}
+    settings = {"page_size": 4, "chunked_prefill_size": 20, "radix_cache": False, "overlap": overlap}
     frugal = engine(tiny, model, **settings)
     answers = frugal.run(*asks)
     monkeypatch.setattr(KVLedger, "free_behind", lambda *_: None)

@@ -2,8 +2,8 @@
 
 Its "KV" is what a model's would have to be: in each group each slot remembers the token, the position and the role that were written to
 it, and each step verifies that what every row sees is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
-evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or
-to the slots that it sees, between the step's `submit` and its `result`.
+evicted wrongly raises `ScriptViolation` at the first step that would have read it. So does whatever happens to a row, or to the slots of
+what it sees, between the step's `submit` and its `result`.
 
 `--executor-options key=value,…`:
 
@@ -122,6 +122,11 @@ class Script:
         self.length += 1
 
 
+def first_seen(position: int, window: int | None) -> int:
+    """The first position that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
 class ScriptedStep:
     """A step that is over when it is made, or runs in a thread."""
 
@@ -141,7 +146,7 @@ class UnreadSteps:
     """What must stay as it is: the contexts of rows whose step was submitted and hasn't been read."""
 
     def __init__(self, windows: tuple[int | None, ...]) -> None:
-        """`windows`: of each KV group."""
+        """Of the KV groups."""
         self._windows = windows
         self.num_on_top = 0
         """Steps that were submitted before the one before them was read."""
@@ -171,10 +176,10 @@ class UnreadSteps:
                 raise ScriptViolation(f"row {row} is bound or released before step {step} has been read")
 
     def _contexts(self, batch: ForwardBatch) -> list[list[Int32Array]]:
-        """Of each group, of each row: the slots that it sees."""
+        """Of each group, of each row: the slots of what it sees."""
         rows = list(zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         return [
-            [group.req_to_token[row, _first_seen(prefix, window) : end].copy() for row, prefix, end in rows]
+            [group.req_to_token[row, first_seen(prefix, window) : end].copy() for row, prefix, end in rows]
             for group, window in zip(batch.groups, self._windows, strict=True)
         ]
 
@@ -343,7 +348,7 @@ class ScriptedExecutor(Executor):
         if batch.roles[r] != role or (role == ROLE_PROMPT and end > prompt_len):
             raise ScriptViolation("tokens in the wrong role")
         for group, window, kv in zip(batch.groups, self.info.group_windows, self._kv, strict=True):
-            start = _first_seen(int(batch.prefix_lens[r]), window)
+            start = first_seen(int(batch.prefix_lens[r]), window)
             token, position, written = kv[:, group.req_to_token[row, start:end]]
             if (token != script.tokens[start:end]).any() or (position != np.arange(start, end)).any():
                 raise ScriptViolation(f"row {row}: its context isn't what its slots hold")

@@ -116,8 +116,9 @@ class RunningBatch:
         """Slots that a group with `window` still gives out for them, if `share` of them come: those of a row that has a window's worth come
         from what it gives back."""
         rows = self._rows[: len(self.reqs)]
-        growth = np.maximum(least_window_tokens(window, page_size) - self.next_position[rows], page_size)
-        return int(np.minimum((self.end_position[rows] - self.next_position[rows]) * share, growth).sum())
+        positions = self.next_position[rows]
+        growth = np.maximum(least_window_tokens(window, page_size) - positions, page_size)
+        return int(np.minimum((self.end_position[rows] - positions) * share, growth).sum())
 
     # ---- its memory ----
 

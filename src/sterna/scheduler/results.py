@@ -101,13 +101,12 @@ class ResultTaker:
         result.num_tokens += int(valid.sum())
 
     def _free_behind(self, decodes: Decodes) -> None:
-        """Rows that have filled a page may have left another behind their windows."""
-        kv_lens = decodes.positions + 1
-        filled = [
-            i for i in np.flatnonzero(kv_lens % self._ledger.page_size == 0).tolist() if decodes.reqs[i].state is not ReqState.FINISHED
-        ]
-        if filled:
-            self._ledger.free_behind([decodes.reqs[i] for i in filled], kv_lens[filled].tolist())
+        """Rows that have filled a page may have left another behind their windows. Who has ended gives back all at once."""
+        lengths = decodes.positions + 1
+        filled = np.flatnonzero(lengths % self._ledger.page_size == 0).tolist()
+        alive = [i for i in filled if decodes.reqs[i].state is not ReqState.FINISHED]
+        if alive:
+            self._ledger.free_behind([decodes.reqs[i] for i in alive], lengths[alive].tolist())
 
     def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
         """A row that may end here, or has ended before; a fault in its handling ends it and nobody else."""
