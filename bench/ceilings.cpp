@@ -5,6 +5,7 @@
 // registers to fill the pipelines, and reads no memory.
 //
 // usage: ceilings THREADS SECONDS        prints one line of JSON
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -32,8 +33,8 @@ double seconds = 0.3;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Runs `work` (which returns how much it did) on all threads again and again for `seconds`; gives what all did in a second.
-double rate(const std::function<double(int thread)> &work) {
+// Runs `work` (which returns how much it did) on all threads again and again for a third of `seconds`; gives what all did in a second.
+double one_rate(const std::function<double(int thread)> &work) {
   std::atomic<int> waiting{threads};
   std::vector<double> per_second(threads);
   std::vector<std::thread> all;
@@ -45,7 +46,7 @@ double rate(const std::function<double(int thread)> &work) {
       const auto start = Clock::now();
       double done = 0;
       do done += work(thread);
-      while (since(start) < seconds);
+      while (since(start) < seconds / 3);
       per_second[thread] = done / since(start);
     });
   double sum = 0;
@@ -54,6 +55,13 @@ double rate(const std::function<double(int thread)> &work) {
     sum += per_second[thread];
   }
   return sum;
+}
+
+// The best of three: whatever disturbs a ceiling lowers it.
+double rate(const std::function<double(int thread)> &work) {
+  double best = 0;
+  for (int i = 0; i < 3; i++) best = std::max(best, one_rate(work));
+  return best;
 }
 
 // Stops the compiler from leaving a loop's results out.
@@ -229,7 +237,7 @@ Has processor() {
 
 #endif
 
-// Gigabytes a second that all threads together read, each its own part of `megabytes`, best of several passes.
+// Gigabytes a second that all threads together read, each its own part of `megabytes`.
 double read_gb_s(int megabytes) {
   const size_t words = size_t(megabytes) * 1000000 / 8 / threads / 16 * 16;
   std::vector<std::unique_ptr<uint64_t[]>> parts(threads);

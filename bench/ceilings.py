@@ -31,7 +31,7 @@ READ_SIZES_MB = (64, 512)
 def measure(threads: int | None = None, seconds: float = 0.3) -> dict[str, Any]:
     """`threads`, `read_gb_s` by array size, and `int8_tops`, `bf16_tflops`, `fp32_tflops` by instruction set; `by` says what measured.
 
-    `seconds` are those of each single measurement, of which there are at most a dozen.
+    `seconds` are those of each single measurement, of which there are at most a dozen; each is the best of three that share them.
     """
     threads = threads or usable_cores()
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -47,9 +47,10 @@ def measure(threads: int | None = None, seconds: float = 0.3) -> dict[str, Any]:
     return {"by": "NumPy", **_numpy(threads, seconds)}
 
 
-def best(ceilings: dict[str, Any], kind: str) -> float | None:
-    """The highest rate of a kind (`int8_tops`, …) over all instruction sets; None where none was measured."""
-    return max(ceilings[kind].values(), default=None)
+def best(ceilings: dict[str, Any], kind: str, isa: str | None) -> float | None:
+    """The rate of a kind (`int8_tops`, …) with `isa` or, where it wasn't measured, the highest of all; None where there is none."""
+    rates: dict[str, float] = ceilings[kind]
+    return rates.get(isa or "", max(rates.values(), default=None))
 
 
 def _numpy(threads: int, seconds: float) -> dict[str, Any]:

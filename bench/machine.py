@@ -8,13 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sterna.config.cores import usable_cores
-
 TELLING_FLAGS = ("amx", "avx", "fma", "f16c", "asimd", "sve", "i8mm", "bf16", "dotprod")
 
 
-def describe() -> dict[str, Any]:
-    """The processor's name, what it can do with vectors and matrices, the cores that we may use, memory in GB, system and Python."""
+def describe(cores: int) -> dict[str, Any]:
+    """The processor's name, what it can do with vectors and matrices, the `cores` that we may use, memory in GB, system and Python."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     name = re.search(r"^model name\s*:\s*(.+)$", info, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.M)
@@ -22,7 +20,7 @@ def describe() -> dict[str, Any]:
         "cpu": name[1] if name else platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "flags": sorted(flag for flag in (flags[1].split() if flags else ()) if flag.startswith(TELLING_FLAGS)),
-        "cores": usable_cores(),
+        "cores": cores,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": platform.system(),
         "python": platform.python_version(),

@@ -5,13 +5,15 @@ Used by `run.py` and `peers/`; nothing here depends on what is being measured.
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cases
@@ -48,11 +50,11 @@ def _name(pid: int) -> str:
     return next((word.split(".")[1] for word in words if word.startswith("sterna.")), "other")
 
 
-def start(*flags: str, port: int = 8917) -> Server:
+def start(*flags: str, port: int = 8917, environment: Mapping[str, str] = MappingProxyType({})) -> Server:
     """A server of this checkout, ready. Raises RuntimeError where it ends before."""
     began = time.monotonic()
     command = [sys.executable, "-m", "sterna", "serve", "--port", str(port), "--log-level", "warning", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment}, text=True)
     for line in process.stdout:
         if " is ready after " in line:
             return Server(process, f"http://127.0.0.1:{port}", time.monotonic() - began)

@@ -9,10 +9,8 @@ import datetime
 import json
 import os
 import resource
-import statistics
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +60,7 @@ class Comparison:
                 running.stop()
         return {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "machine": machine.describe(),
+            "machine": machine.describe(usable_cores()),
             "ceilings": ceilings.measure(),
             "repeat": self._repeat,
             "systems": self.systems,
@@ -132,29 +130,22 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def all_peers(sterna_flags: list[str], only: list[str]) -> list[Peer]:
-    """Sterna first; `only`, where given, are the names of the others that take part."""
+def all_peers(sterna_flags: list[str], isas: list[str], only: list[str]) -> list[Peer]:
+    """Sterna first, then once more with each of `isas` forced; `only`, where given, are the names of the others that take part."""
     cache = cache_root()
     gguf = locate(MODEL, cache).path
     resolved = resolve_model(MODEL, cache_dir=cache, context_length=None)
     cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
     others: list[Peer] = [LlamaCpp(gguf, len(cores)), Vllm(resolved, cores), OpenVino(gguf, len(cores))]
-    return [Sterna(sterna_flags), *(peer for peer in others if not only or peer.name.lower() in map(str.lower, only))]
+    ours = [Sterna(sterna_flags, isa) for isa in (None, *isas)]
+    return [*ours, *(peer for peer in others if not only or peer.name.lower() in map(str.lower, only))]
 
 
-def compare(sterna_flags: list[str], only: list[str], repeat: int, quick: bool, out: Path) -> dict[str, Any]:
+def compare(peers: Sequence[Peer], repeat: int, quick: bool, out: Path) -> dict[str, Any]:
     """Run the comparison and write it to `out`; what was found is returned."""
     cases = [case.shortened() for case in CASES] if quick else CASES
-    found = Comparison(all_peers(sterna_flags, only), cases, repeat).run()
+    found = Comparison(peers, cases, repeat).run()
     found["quick"] = quick
     out.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):
-        out.unlink()
     out.write_text(json.dumps(found, indent=1) + "\n")
     return found
-
-
-def median(system: dict[str, Any], case: Case) -> float | None:
-    """The case's figure; None where the system never got through it."""
-    values = [run[case.figure] for run in system["runs"].get(case.name, ()) if case.figure in run]
-    return statistics.median(values) if values else None

@@ -73,12 +73,12 @@ class Environment:
 
     def _installed(self) -> Iterator[Path]:
         for path in self.folder.rglob("*"):
-            if path == self._stamp:
+            if path == self._stamp or path.is_symlink() or not path.is_file():
                 continue
-            inside = path.relative_to(self.folder).parts
-            place = inside[1] if inside[0] == "bin" else inside[3] if len(inside) > 3 else ""
-            if path.is_file() and not path.is_symlink() and not _INSTALLER.fullmatch(place):
-                yield path
+            match path.relative_to(self.folder).parts:
+                case ("bin", name) | ("lib", _, "site-packages", name, *_) if _INSTALLER.fullmatch(name):
+                    continue
+            yield path
 
     def _run(self, command: list[str], environment: dict[str, str] | None = None) -> None:
         with self.log.open("a") as output:

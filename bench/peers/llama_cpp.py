@@ -14,7 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
-from peers.base import BENCH, HttpRunning, Peer, start_http
+import machine
+from peers.base import BENCH, Absent, HttpRunning, Peer, start_http
 from peers.environment import Environment
 
 REQUIREMENT = "xllamacpp==2026.10.11549"
@@ -33,31 +34,36 @@ class LlamaCpp(Peer):
     def __init__(self, gguf: Path, cores: int) -> None:
         self._gguf = gguf
         self._cores = cores
-        self._compiled = all(shutil.which(tool) for tool in ("c++", "make"))
         self.settings = (
-            f"Q4_1 file, {'compiled here for this processor' if self._compiled else 'wheel (AVX2)'}, {cores} threads, {SLOTS} slots with "
-            "continuous batching, flash attention on and one KV cache for all slots (both faster here than without), prefix reuse on"
+            f"Q4_1 file, {cores} threads, {SLOTS} slots with continuous batching, flash attention on and one KV cache for all slots (both "
+            "faster here than without), prefix reuse on"
         )
-        self._environment = Environment("llama.cpp", f"{REQUIREMENT} {'compiled ' + CMAKE_ARGS if self._compiled else 'wheel'}")
+        # What was compiled for one processor is of no use on another that shares the folder.
+        self._environment = Environment("llama.cpp", f"{REQUIREMENT} {CMAKE_ARGS} {_processor(cores)}")
 
     def install(self) -> None:
-        made = self._environment
-        if made.is_made():
+        if self._environment.is_made():
             return
+        try:
+            self._compile()
+        except Absent:
+            # `version` tells which one it is: it lists the instruction sets in use.
+            self._environment.begin()
+            self._environment.pip("install", "--only-binary", ":all:", REQUIREMENT)
+        self._environment.finish()
+
+    def _compile(self) -> None:
+        made = self._environment
         made.begin()
-        if self._compiled:
-            flags = f"-include {BENCH / 'peers' / 'gcc12_amx.h'}"
-            building = {"CMAKE_ARGS": CMAKE_ARGS, "CFLAGS": flags, "CXXFLAGS": flags, "NPROC": str(self._cores)}
-            tools = [] if shutil.which("cmake") else ["cmake"]
-            if tools:
-                made.pip("install", *tools)
-                building["PATH"] = f"{made.folder / 'bin'}:{os.environ.get('PATH', '')}"
-            made.pip("install", "--no-binary", "xllamacpp", REQUIREMENT, environment=building)
-            if tools:
-                made.pip("uninstall", "--yes", *tools)
-        else:
-            made.pip("install", "--only-binary", ":all:", REQUIREMENT)
-        made.finish()
+        flags = f"-include {BENCH / 'peers' / 'gcc12_amx.h'}"
+        building = {"CMAKE_ARGS": CMAKE_ARGS, "CFLAGS": flags, "CXXFLAGS": flags, "NPROC": str(self._cores)}
+        tools = [] if shutil.which("cmake") else ["cmake"]
+        if tools:
+            made.pip("install", *tools)
+            building["PATH"] = f"{made.folder / 'bin'}:{os.environ.get('PATH', '')}"
+        made.pip("install", "--no-cache-dir", "--no-binary", "xllamacpp", REQUIREMENT, environment=building)
+        if tools:
+            made.pip("uninstall", "--yes", *tools)
 
     def start(self) -> HttpRunning:
         command = [str(self._environment.python), "-m", "peers.llama_cpp", str(self._gguf), str(PORT), str(self._cores)]
@@ -69,6 +75,11 @@ class LlamaCpp(Peer):
     def version(self) -> str:
         script = "import xllamacpp; print(xllamacpp.__version__, '|', xllamacpp.get_system_info())"
         return self._environment.run("-c", script)
+
+
+def _processor(cores: int) -> str:
+    described = machine.describe(cores)
+    return " ".join([described["cpu"], *described["flags"]])
 
 
 def serve(model: str, port: int, threads: int) -> None:

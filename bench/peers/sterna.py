@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import socket
 import subprocess
 
 import serving
 from peers.base import BENCH, MODEL, Absent, HttpRunning, Peer
 from peers.environment import Environment
 
-PORT = 8917
-
 
 class Sterna(Peer):
-    name = "Sterna"
-
-    def __init__(self, flags: list[str]) -> None:
+    def __init__(self, flags: list[str], isa: str | None = None) -> None:
+        """`isa`, where given, is the only instruction set that it may use (`STERNA_ISA`)."""
+        self.name = f"Sterna {isa}" if isa else "Sterna"
         self._flags = flags
+        self._forced = {"STERNA_ISA": isa} if isa else {}
         self._environment = Environment("sterna", f"core of {_commit()}")
-        self.settings = " ".join(["sterna serve", MODEL, *flags])
+        self.settings = " ".join([*(f"{key}={value}" for key, value in self._forced.items()), "sterna serve", MODEL, *flags])
 
     def install(self) -> None:
         made = self._environment
@@ -30,7 +29,7 @@ class Sterna(Peer):
 
     def start(self) -> HttpRunning:
         try:
-            server = serving.start(MODEL, *self._flags, port=PORT)
+            server = serving.start(MODEL, *self._flags, port=_free_port(), environment=self._forced)
         except RuntimeError as fault:
             raise Absent(str(fault)) from fault
         return HttpRunning(server.process, server.ready_s, server.url)
@@ -39,7 +38,14 @@ class Sterna(Peer):
         return self._environment.installed_mb()
 
     def version(self) -> str:
-        return f"{importlib.metadata.version('sterna')} ({_commit()})"
+        return f"{self._environment.version('sterna')} ({_commit()})"
+
+
+def _free_port() -> int:
+    """Several of them may be up at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _commit() -> str:
