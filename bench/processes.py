@@ -64,6 +64,9 @@ def stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
     for pid, began in descendants.items():
         if began is not None and _began(pid) == began:
             with suppress(ProcessLookupError):

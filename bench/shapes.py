@@ -237,8 +237,8 @@ def measure_decodes(driver: Driver, work: Work, bits: float, batches: tuple[int,
 
 
 def against(line: dict[str, Any], limits: dict[str, Any], quantization: str) -> dict[str, Any]:
-    """The line, rounded, with its shares of the ceilings: bytes of the reading speed, operations of the best rate for these weights with the
-    instruction set that is forced, if any."""
+    """The line, rounded, with its shares of the ceilings: bytes of the reading speed, operations of the best rate for these weights (with
+    the instruction set that is forced, if any)."""
     kind = "bf16_tflops" if quantization == "none" else "int8_tops"
     isa = os.environ.get("STERNA_ISA")
     rate = ceilings.best(limits, kind, isa) or ceilings.best(limits, "fp32_tflops", isa)
