@@ -19,6 +19,7 @@ from typing import Any
 import cases
 import tables
 from peers.compare import all_peers, compare
+from peers.environment import bench_folder
 from serving import Server, drive, serving
 
 HERE = Path(__file__).parent
@@ -56,11 +57,12 @@ def real(args: argparse.Namespace) -> None:
 
 def peers(args: argparse.Namespace) -> None:
     """Sterna against the others: a table, and everything behind it as JSON."""
-    found = compare(all_peers(args.flags, args.isa, args.only), args.repeat, args.quick, args.out)
+    out = args.out or (bench_folder() / "quick.json" if args.quick else tables.RESULTS)
+    found = compare(all_peers(args.flags, args.isa, args.only), args.repeat, args.quick, out)
     print(tables.table(found))
     for name, reason in found["absent"].items():
         print(f"{name} is absent: {reason}")
-    print(f"written: {args.out}; `python bench/tables.py {args.out}` puts it into docs/performance.md")
+    print(f"written: {out}; `python bench/tables.py {out}` puts it into docs/performance.md")
 
 
 def report_start(server: Server) -> None:
@@ -90,7 +92,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--only", nargs="*", default=[], metavar="PEER", help="peers to compare with (default: all that can be installed)")
     parser.add_argument("--isa", nargs="*", default=[], help="compare Sterna also with each of these as STERNA_ISA, such as avx512 avx2")
-    parser.add_argument("--out", type=Path, default=tables.RESULTS, help="where the comparison is written")
+    parser.add_argument("--out", type=Path, help="where the comparison is written (default: bench/results, with --quick the cache)")
     parser.add_argument("--quick", action="store_true", help="a fraction of the load, to try the benchmarks with: no figures to keep")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of sterna serve")
     args = parser.parse_args()
