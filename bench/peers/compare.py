@@ -53,7 +53,8 @@ class Comparison:
             self._each(self._warm_up)
             for case in self._cases:
                 for turn in range(self._repeat):
-                    self._each(lambda peer, case=case: self._measure(peer, case), turn)
+                    seed = next(self._seeds)
+                    self._each(lambda peer, case=case, seed=seed: self._measure(peer, case, seed), turn)
             self._each(self._memory)
         finally:
             for running in self._running.values():
@@ -104,11 +105,11 @@ class Comparison:
         for case in self._cases:
             self._running[peer.name].measure(case.shortened(), next(self._seeds))
 
-    def _measure(self, peer: Peer, case: Case) -> None:
+    def _measure(self, peer: Peer, case: Case, seed: int) -> None:
         running = self._running[peer.name]
         others = [other.process.pid for name, other in self._running.items() if name != peer.name]
         before = _account(running.process.pid, others)
-        figures = running.measure(case, next(self._seeds))
+        figures = running.measure(case, seed)
         own, idle, busy = (after - earlier for after, earlier in zip(_account(running.process.pid, others), before, strict=True))
         figures |= {"server_cpu_s": round(own, 2), "idle_peers_cpu_s": round(idle, 2), "elsewhere_cpu_s": round(max(0.0, busy - own), 2)}
         figures["disturbed"] = figures["elsewhere_cpu_s"] > DISTURBED * figures["wall_s"] * usable_cores()

@@ -28,7 +28,7 @@ class _Idle(Running):
         self._peer = peer
 
     def measure(self, case: Case, seed: int) -> dict[str, Any]:
-        self._peer.log.append((self._peer.name, case.name))
+        self._peer.log.append((self._peer.name, case.name, seed))
         if self._peer.name == self._peer.fails:
             raise RuntimeError("a request failed")
         return {"wall_s": 100.0, "out_tok_s": 10.0, "prompt_tok_s": 20.0}
@@ -41,7 +41,7 @@ class _Idle(Running):
 class _Fake(Peer):
     settings = "none"
 
-    def __init__(self, name: str, log: list[tuple[str, str]], *, fails: str = "", absent: bool = False) -> None:
+    def __init__(self, name: str, log: list[tuple[str, str, int]], *, fails: str = "", absent: bool = False) -> None:
         self.name, self.log, self.fails, self._absent = name, log, fails, absent
         self.started: list[_Idle] = []
         self.stopped = 0
@@ -67,14 +67,17 @@ def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_take_turns_and_the_one_that_fails_is_absent_while_the_rest_goes_on(tmp_path: Path) -> None:
-    log: list[tuple[str, str]] = []
+    log: list[tuple[str, str, int]] = []
     peers = [_Fake("Sterna", log), _Fake("b", log, fails="b"), _Fake("c", log), _Fake("d", log, absent=True)]
     found = compare(list(peers), 2, False, tmp_path / "sub" / "out.json")
     assert found["absent"] == {"b": "a request failed", "d": "no such package"}
     assert set(found["systems"]) == {"Sterna", "b", "c"}
-    warm_up, measured = 2 * len(CASES) + 1, [name for name, case in log if case == "1 stream"]
+    warm_up, measured = 2 * len(CASES) + 1, [name for name, case, _ in log if case == "1 stream"]
     assert len(log) == warm_up + 2 * 2 * len(CASES)
     assert measured[-4:] == ["Sterna", "c", "c", "Sterna"]
+    seeds = [seed for *_, seed in log[warm_up:]]
+    assert seeds[::2] == seeds[1::2], "all get the same prompts in a turn"
+    assert len(set(seeds)) == len(seeds) // 2, "and new ones in the next"
     for name in ("Sterna", "c"):
         assert [len(runs) for runs in found["systems"][name]["runs"].values()] == [2] * len(CASES)
         assert found["systems"][name]["ready_s"] == [0.5, 0.5], "the first start isn't counted"
