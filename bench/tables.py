@@ -110,11 +110,11 @@ def rows(found: dict[str, Any]) -> dict[str, Row]:
 def table(found: dict[str, Any]) -> str:
     """Markdown, which reads well enough in a terminal."""
     names = list(found["systems"])
-    lines = [["", *names, f"{OURS} to the best peer", "asked"]]
+    lines = [["", *names, f"{OURS} better than the best peer", "asked"]]
     for key, row in rows(found).items():
         cells = [plot.figure(row.values[name]) if name in row.values else "–" for name in names]
         best = row.best_peer()
-        times = f"{row.times_better(best):.2f} × better than {best}" if best else ""
+        times = f"{row.times_better(best):.2f} × ({best})" if best else ""
         goal = GOALS[key].verdict(row) if key in GOALS else ""
         lines.append([f"{row.title}, {row.unit}", *cells, times, goal])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
