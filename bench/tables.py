@@ -36,6 +36,14 @@ class Row:
     spread: dict[str, list[float]]
     """All runs, ascending."""
 
+    def cell(self, name: str) -> str:
+        """The median, and the range of the runs where there were several; a dash for who has none."""
+        if name not in self.values:
+            return "–"
+        runs = self.spread[name]
+        middle = plot.figure(self.values[name])
+        return f"{middle} ({plot.figure(runs[0])} to {plot.figure(runs[-1])})" if len(runs) > 1 else middle
+
     def times_better(self, peer: str) -> float:
         """How many times better Sterna is: above 1 it wins, whichever way the quantity counts."""
         ours, theirs = self.values[OURS], self.values[peer]
@@ -112,7 +120,7 @@ def table(found: dict[str, Any]) -> str:
     names = list(found["systems"])
     lines = [["", *names, f"{OURS} better than the best peer", "asked"]]
     for key, row in rows(found).items():
-        cells = [plot.figure(row.values[name]) if name in row.values else "–" for name in names]
+        cells = [row.cell(name) for name in names]
         best = row.best_peer()
         times = f"{row.times_better(best):.2f} × ({best})" if best else ""
         goal = GOALS[key].verdict(row) if key in GOALS else ""
@@ -129,7 +137,7 @@ def section(found: dict[str, Any]) -> str:
 
 def _paragraphs(found: dict[str, Any]) -> Iterator[str]:
     taken = f"{found['date']}, {machine.summary(found['machine'])}"
-    yield f"{taken}. Medians of {found['repeat']}; all took turns in every round (`make bench ARGS=peers`)."
+    yield f"{taken}. Medians of {found['repeat']} and their range; all took turns in every round (`make bench ARGS=peers`)."
     yield ""
     yield table(found)
     yield ""

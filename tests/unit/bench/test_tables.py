@@ -64,7 +64,8 @@ def test_the_table_has_a_line_per_quantity_and_a_dash_for_what_is_missing(found:
     assert [cell.strip() for cell in header.split("|")[2:5]] == ["Sterna", "llama.cpp", "vLLM"]
     assert len(lines) == len(tables.TITLES)
     cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines}
-    assert cells["1 stream, tok/s"][:4] == ["200", "100", "160", "1.25 × (vLLM)"]
+    assert cells["1 stream, tok/s"][:4] == ["200 (100 to 600)", "100 (50.0 to 300)", "160 (80.0 to 480)", "1.25 × (vLLM)"]
+    assert cells["installed size, MB"][:3] == ["150"] * 3
     assert cells["prompt of 1,900 tokens, alone, tok/s"][2] == "–"
     assert len({line.count("|") for line in lines}) == 1
 
