@@ -1,0 +1,7 @@
+#include "bindings.h"
+
+namespace sterna {
+
+void bind_attention(nanobind::module_&) {}
+
+}  // namespace sterna

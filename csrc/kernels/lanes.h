@@ -1,0 +1,2 @@
+// Sixteen float lanes.
+#pragma once
