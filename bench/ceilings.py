@@ -48,9 +48,14 @@ def measure(threads: int | None = None, seconds: float = 0.3) -> dict[str, Any]:
 
 
 def best(ceilings: dict[str, Any], kind: str, isa: str | None) -> float | None:
-    """The rate of a kind (`int8_tops`, …) with `isa` or, where it wasn't measured, the highest of all; None where there is none."""
+    """The rate of a kind (`int8_tops`, …) with `isa`, as `STERNA_ISA` names it, or the highest of all where that is None.
+
+    None where it has no such instruction, or nothing was measured.
+    """
     rates: dict[str, float] = ceilings[kind]
-    return rates.get(isa or "", max(rates.values(), default=None))
+    if isa is None:
+        return max(rates.values(), default=None)
+    return rates.get("avx512" if isa == "avx512vnni" and kind != "bf16_tflops" else isa)
 
 
 def _numpy(threads: int, seconds: float) -> dict[str, Any]:

@@ -114,8 +114,18 @@ def test_ceilings_are_measured_with_and_without_a_compiler(compiler: str | None,
 
 
 def test_a_forced_instruction_set_has_its_own_ceiling() -> None:
-    rates = {"int8_tops": {"portable": 1.0, "avx2": 2.0, "avx512": 5.0}, "bf16_tflops": {}}
+    rates = {"int8_tops": {"portable": 1.0, "avx2": 2.0, "avx512": 5.0}, "bf16_tflops": {"avx512": 3.0}, "fp32_tflops": {}}
     assert ceilings.best(rates, "int8_tops", "avx2") == 2.0
+    assert ceilings.best(rates, "int8_tops", "avx512vnni") == 5.0
     assert ceilings.best(rates, "int8_tops", None) == 5.0
-    assert ceilings.best(rates, "int8_tops", "amx") == 5.0
-    assert ceilings.best(rates, "bf16_tflops", None) is None
+    assert ceilings.best(rates, "bf16_tflops", "avx2") is None
+    assert ceilings.best(rates, "bf16_tflops", "avx512vnni") is None
+    assert ceilings.best(rates, "fp32_tflops", None) is None
+
+
+def test_without_bfloat16_instructions_bf16_weights_are_held_against_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STERNA_ISA", "avx2")
+    limits = {"read_gb_s": {"64 MB": 10.0}, "int8_tops": {"avx2": 2.0}, "bf16_tflops": {"avx512": 8.0}, "fp32_tflops": {"avx2": 1.0}}
+    line = {"batch": 1, "gb_s": 5.0, "tera_ops_s": 0.5}
+    assert shapes.against(line, limits, "none") == {**line, "gb_s_share": 0.5, "tera_ops_s_share": 0.5}
+    assert shapes.against(line, limits, "int4")["tera_ops_s_share"] == 0.25
