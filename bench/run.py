@@ -1,7 +1,9 @@
 """Every figure of docs/performance.md that this checkout can take: `make bench`, or `bench/run.py [GROUP …]`.
 
 Groups: host (a scripted executor that takes no time: what serving itself costs), serving (the real model),
-scheduler (seconds per step against running and waiting requests), executor (against plain eager PyTorch).
+scheduler (seconds per step against running and waiting requests), executor (against plain eager PyTorch), peers (Sterna against
+llama.cpp, vLLM and OpenVINO, each installed into an environment of its own under ~/.cache/sterna-bench or STERNA_BENCH_DIR),
+ceilings (what the machine can do at most), shapes (the engine alone on larger models of random weights, against the ceilings).
 Prints one JSON line per measurement. Machines are noisy: compare lines of one run only; medians of `--repeat` runs.
 """
 
@@ -9,36 +11,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import cases
+import tables
+from peers.compare import all_peers, compare
+from peers.environment import bench_folder
 from serving import Server, drive, serving
 
 HERE = Path(__file__).parent
-CASES: dict[str, list[str]] = {
-    "1 stream": ["--concurrency", "1", "--requests", "3", "--prompt-tokens", "64", "--max-tokens", "128"],
-    "16 streams": ["--concurrency", "16", "--requests", "48", "--prompt-tokens", "64", "--max-tokens", "128"],
-    "64 streams": ["--concurrency", "64", "--requests", "128", "--prompt-tokens", "64", "--max-tokens", "128"],
-    "shared prefix": ["--concurrency", "16", "--requests", "48", "--prompt-tokens", "64", "--shared-prefix", "1000", "--max-tokens", "32"],
-    "prompt": ["--concurrency", "1", "--requests", "3", "--prompt-tokens", "1900", "--max-tokens", "2"],
-}
+SEEDS = cases.seeds()
 
 
-class Seeds:
-    """A new seed for every run, so that nothing is answered from an earlier run's cache."""
-
-    def __init__(self) -> None:
-        self._next = 1000
-
-    def __call__(self) -> list[str]:
-        self._next += 1
-        return ["--seed", str(self._next)]
-
-
-SEED = Seeds()
+def seed() -> list[str]:
+    return ["--seed", str(next(SEEDS))]
 
 
 def report(name: str, runs: list[dict[str, Any]], **more: Any) -> None:
@@ -53,25 +42,27 @@ def host(args: argparse.Namespace) -> None:
     flags = ["--executor", "scripted", "--executor-options", "verify=0"]
     with serving("smollm2", *flags) as server:
         load = ["--concurrency", "64", "--requests", "128", "--prompt-tokens", "64", "--max-tokens", "1000"]
-        drive(server, "smollm2", *load, *SEED())
-        report("host overhead, 64 streams", [drive(server, "smollm2", *load, *SEED()) for _ in range(args.repeat)])
+        drive(server, "smollm2", *load, *seed())
+        report("host overhead, 64 streams", [drive(server, "smollm2", *load, *seed()) for _ in range(args.repeat)])
 
 
 def real(args: argparse.Namespace) -> None:
     """The load of docs/performance.md, on the default model."""
     with serving(args.model, *args.flags) as server:
-        drive(server, args.model, *CASES["1 stream"], *SEED())
-        for name, load in CASES.items():
-            runs = [drive(server, args.model, *load, *SEED()) for _ in range(args.repeat)]
-            report(name, runs, **prompt_speed(name, runs))
+        drive(server, args.model, *cases.CASES[0].flags(next(SEEDS)))
+        for case in cases.CASES:
+            report(case.name, [drive(server, args.model, *case.flags(next(SEEDS))) for _ in range(args.repeat)])
         report_start(server)
 
 
-def prompt_speed(name: str, runs: list[dict[str, Any]]) -> dict[str, float]:
-    if name != "prompt":
-        return {}
-    speeds = [run["in_tok"] / run["ok"] / (run["ttft_ms"]["p50"] / 1000) for run in runs]
-    return {"prompt_tok_s": round(statistics.median(speeds), 1)}
+def peers(args: argparse.Namespace) -> None:
+    """Sterna against the others: a table, and everything behind it as JSON."""
+    out = args.out or (bench_folder() / "quick.json" if args.quick else tables.RESULTS)
+    found = compare(all_peers(args.flags, args.isa, args.only), args.repeat, args.quick, out)
+    print(tables.table(found))
+    for name, reason in found["absent"].items():
+        print(f"{name} is absent: {reason}")
+    print(f"written: {out}; `python bench/tables.py {out}` puts it into docs/performance.md")
 
 
 def report_start(server: Server) -> None:
@@ -79,8 +70,8 @@ def report_start(server: Server) -> None:
     print(json.dumps({"case": "start", "ready_s": round(server.ready_s, 2), "pss_mb": memory}), flush=True)
 
 
-def script(name: str) -> None:
-    subprocess.run([sys.executable, str(HERE / name)], check=True)
+def script(name: str, *words: str) -> None:
+    subprocess.run([sys.executable, str(HERE / name), *words], check=True)
 
 
 GROUPS = {
@@ -88,6 +79,9 @@ GROUPS = {
     "scheduler": lambda _: script("scheduler_step.py"),
     "executor": lambda _: script("executor_torch.py"),
     "serving": real,
+    "peers": peers,
+    "ceilings": lambda _: script("ceilings.py"),
+    "shapes": lambda args: script("shapes.py", *(["--quick"] if args.quick else [])),
 }
 
 
@@ -96,6 +90,10 @@ def main() -> None:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; default: all")
     parser.add_argument("--repeat", type=int, default=3, help="runs per case; the median is reported")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PEER", help="peers to compare with (default: all that can be installed)")
+    parser.add_argument("--isa", nargs="*", default=[], help="compare Sterna also with each of these as STERNA_ISA, such as avx512 avx2")
+    parser.add_argument("--out", type=Path, help="where the comparison is written (default: bench/results, with --quick the cache)")
+    parser.add_argument("--quick", action="store_true", help="a fraction of the load, to try the benchmarks with: no figures to keep")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of sterna serve")
     args = parser.parse_args()
     if unknown := set(args.groups) - set(GROUPS):

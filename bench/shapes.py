@@ -1,0 +1,298 @@
+"""The engine alone on larger models: synthetic weights in known shapes, prompts of 100 to 8,000 tokens, batches of 1 to 64.
+
+    python bench/shapes.py [--shapes NAME …] [--quantizations …] [--isa …] [--quick]
+
+Drives an `Executor` as the scheduler does, in one process, with no server around it. Beside each speed stand the bytes and operations a
+second that it needs at the least, and their share of the machine's ceilings, measured in the same run. One JSON line per measurement.
+
+Least bytes of a decode step: every weight once (of the embedding nothing, unless it is the head as well) and the KV of every row's context.
+Least operations of a token: two per weight of every matrix that it passes, and four per head element and position attended to; the head
+only where a token is sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ceilings
+from sterna.config.cores import usable_cores
+from sterna.config.memory import available_memory_bytes
+from sterna.config.model_config import ModelConfig
+from sterna.config.server_args import ServerArgs
+from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, Executor, ForwardBatch, GroupSlots
+from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, RopeLlama3, RopeSpec, kv_groups, weight_shapes
+from sterna.protocol.sampling import SamplingParams
+
+PROMPTS = (100, 500, 1000, 2000, 4000, 8000)
+BATCHES = (1, 4, 16, 64)
+DECODE_CONTEXT = 256
+"""Tokens before the ones that are decoded."""
+CHUNK = 512
+"""Prompt tokens of one step, as the server's default has it."""
+BITS = {"none": 16.0, "int8": 9.0, "int4": 5.0}
+"""Of a stored weight: bf16; a byte and 1/32 of a float32 scale; a nibble and 1/32 of two float16 (scale, minimum)."""
+SPARE_BYTES = 2_000_000_000
+
+
+def _llama(sizes: tuple[int, int, int, int, int, int, int], rope: RopeSpec, eps: float, *, tied: bool, qk_norm: bool = False) -> ModelSpec:
+    """`sizes`: layers, hidden, intermediate, heads, KV heads, head width, vocabulary."""
+    layers, hidden, inner, heads, kv_heads, width, vocab = sizes
+    mixer = AttentionSpec(heads, kv_heads, width, width**-0.5, rope, qk_norm="head" if qk_norm else None)
+    every = (LayerSpec(mixer, GatedMLPSpec(inner), eps),) * layers
+    return ModelSpec(vocab, hidden, every, kv_groups(every), eps, tied_head=tied)
+
+
+LLAMA3_ROPE = RopeLlama3(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
+SHAPES = {
+    "Qwen3-0.6B": _llama((28, 1024, 3072, 16, 8, 128, 151936), RopeSpec(1e6, 128), 1e-6, tied=True, qk_norm=True),
+    "Llama-3.2-1B": _llama((16, 2048, 8192, 32, 8, 64, 128256), RopeSpec(5e5, 64, LLAMA3_ROPE), 1e-5, tied=True),
+    "Llama-3.1-8B": _llama((32, 4096, 14336, 32, 8, 128, 128256), RopeSpec(5e5, 128), 1e-5, tied=False),
+}
+
+
+class Unavailable(Exception):
+    """No executor can be made for this shape here; the message says why."""
+
+
+class RandomWeights:
+    """Every weight of a spec, from one block of normal numbers repeated: making 8 billion of them would take longer than measuring."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._shapes = weight_shapes(spec)
+        # A prime length, so that no two rows of a matrix are equal.
+        self._block = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return np.ones(shape, dtype=np.float32)
+        values = np.resize(self._block, shape)
+        values *= np.float32(shape[-1] ** -0.5)
+        return values
+
+
+def make_executor(name: str, quantization: str, slots: int, threads: int) -> Executor:
+    """An executor with room for `slots` tokens. Raises Unavailable where there is too little memory, or no such executor."""
+    spec = SHAPES[name]
+    needed = work_of(spec).weights * BITS[quantization] / 8 + slots * spec.kv_groups[0].elements_per_token * 2 + SPARE_BYTES
+    available = available_memory_bytes()
+    if needed > available:
+        raise Unavailable(f"needs about {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are available")
+    if quantization != "none":
+        raise Unavailable("the torch executor computes in bf16 only")
+    from sterna.executor.torch.executor import make
+
+    args = ServerArgs(dtype="bfloat16", device="cpu", threads=threads, max_total_tokens=slots, context_length=max(PROMPTS) + 1)
+    return make(args, _facts(spec), spec, RandomWeights(spec))
+
+
+def _facts(spec: ModelSpec) -> ModelConfig:
+    return ModelConfig(
+        name="random",
+        source="",
+        family="llama",
+        weights_dtype="F32",
+        num_parameters=0,
+        vocab_size=spec.vocab_size,
+        context_len=131072,
+        bos_token_id=None,
+        eos_token_ids=(2,),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one token takes at the least, by part of the model; see the file's head."""
+
+    weights: int
+    """Numbers stored."""
+    matrix: int
+    """Numbers in the matrices of all layers."""
+    head: int
+    kv_per_token: int
+    heads_width: int
+    """Query head elements over all layers."""
+
+    def step_bytes(self, rows: int, context: int, bits: float) -> float:
+        """Of a decode step over `rows` rows with `context` tokens before each."""
+        return (self.matrix + self.head) * bits / 8 + rows * context * self.kv_per_token * 2
+
+    def operations(self, tokens: int, samples: int, attended: int) -> float:
+        """`attended`: positions seen, summed over the tokens."""
+        return 2.0 * tokens * self.matrix + 2.0 * samples * self.head + 4.0 * attended * self.heads_width
+
+
+def work_of(spec: ModelSpec) -> Work:
+    matrices = {name: shape[0] * shape[1] for name, shape in weight_shapes(spec).items() if len(shape) == 2}
+    return Work(
+        weights=sum(matrices.values()),
+        matrix=sum(size for name, size in matrices.items() if name.startswith("layers.")),
+        head=matrices["embed" if spec.tied_head else "head"],
+        kv_per_token=spec.kv_groups[0].elements_per_token,
+        heads_width=sum(layer.mixer.num_heads * layer.mixer.head_dim for layer in spec.layers),
+    )
+
+
+class Driver:
+    """Rows of equal length over an executor, as a scheduler would keep them: pages in no particular order."""
+
+    def __init__(self, executor: Executor, vocab_size: int) -> None:
+        self._executor = executor
+        self._random = np.random.default_rng(1)
+        self._vocab_size = vocab_size
+        self._step = 0
+
+    def start(self, rows: int, length: int) -> None:
+        """Room for `rows` rows of `length` tokens; nothing computed yet."""
+        page = self._executor.info.page_size
+        pages = -(-length // page)
+        order = self._random.permutation(self._executor.info.num_slots // page)[: rows * pages].reshape(rows, pages, 1)
+        self._table = np.ascontiguousarray((order * page + np.arange(page)).reshape(rows, -1).astype(np.int32))
+        self._rows, self._length = rows, 0
+        for row in range(rows):
+            self._executor.release(row)
+            self._executor.bind(row, SamplingParams(temperature=0.0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32))
+
+    def prompt(self, tokens: int, *, sample: bool) -> None:
+        """`tokens` more of prompt for every row, a chunk of one row at a time, the last of which samples."""
+        begin = self._length
+        for row in range(self._rows):
+            for at in range(begin, begin + tokens, CHUNK):
+                end = min(at + CHUNK, begin + tokens)
+                ids = self._random.integers(3, self._vocab_size, end - at).astype(np.int32)
+                self._submit(ids, np.array([row], dtype=np.int32), at, end, ROLE_PROMPT, sample and end == begin + tokens)
+        self._length = begin + tokens
+
+    def decode(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """(rows,) ids -> (rows,): one token more for every row."""
+        self._length += 1
+        return self._submit(ids, np.arange(self._rows, dtype=np.int32), self._length - 1, self._length, ROLE_GENERATED, True)
+
+    def _submit(self, ids: NDArray[np.int32], pool: NDArray[np.int32], begin: int, end: int, role: int, sample: bool) -> NDArray[np.int32]:
+        rows = len(pool)
+        self._step += 1
+        batch = ForwardBatch(
+            step=self._step,
+            input_ids=ids,
+            input_from=None,
+            row_splits=np.arange(0, len(ids) + 1, len(ids) // rows, dtype=np.int32),
+            prefix_lens=np.full(rows, begin, dtype=np.int32),
+            seq_lens=np.full(rows, end, dtype=np.int32),
+            req_pool_idx=pool,
+            roles=np.full(rows, role, dtype=np.uint8),
+            wants=np.full(rows, WANT_SAMPLE if sample else WANT_NOTHING, dtype=np.uint8),
+            groups=(GroupSlots(self._table[pool, begin:end].ravel(), self._table),),
+        )
+        return self._executor.submit(batch).result().token_ids
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def measure_prompts(driver: Driver, work: Work, lengths: tuple[int, ...], repeat: int) -> Iterator[dict[str, Any]]:
+    for length in lengths:
+        times = []
+        for _ in range(repeat):
+            driver.start(1, length)
+            times.append(_seconds(lambda length=length: driver.prompt(length, sample=True)))
+        seconds = statistics.median(times)
+        operations = work.operations(length, 1, length * (length + 1) // 2)
+        yield {"prompt_tokens": length, "tok_s": round(length / seconds, 1), "tera_ops_s": operations / seconds / 1e12}
+
+
+def measure_decodes(driver: Driver, work: Work, bits: float, batches: tuple[int, ...], steps: int, repeat: int) -> Iterator[dict[str, Any]]:
+    for rows in batches:
+        driver.start(rows, DECODE_CONTEXT + repeat * steps + 1)
+        driver.prompt(DECODE_CONTEXT, sample=False)
+        ids = driver.decode(np.ones(rows, dtype=np.int32))
+        times = []
+        for _ in range(repeat):
+            began = time.perf_counter()
+            for _ in range(steps):
+                ids = driver.decode(ids)
+            times.append((time.perf_counter() - began) / steps)
+        seconds, context = statistics.median(times), DECODE_CONTEXT + repeat * steps // 2
+        yield {
+            "batch": rows,
+            "tok_s": round(rows / seconds, 1),
+            "step_ms": round(seconds * 1000, 2),
+            "gb_s": work.step_bytes(rows, context, bits) / seconds / 1e9,
+            "tera_ops_s": work.operations(rows, rows, rows * context) / seconds / 1e12,
+        }
+
+
+def against(line: dict[str, Any], limits: dict[str, Any], quantization: str) -> dict[str, Any]:
+    """The line, rounded, with its shares of the ceilings: bytes of the reading speed, operations of the best rate for these weights (with
+    the instruction set that is forced, if any)."""
+    kind = "bf16_tflops" if quantization == "none" else "int8_tops"
+    isa = os.environ.get("STERNA_ISA")
+    rate = ceilings.best(limits, kind, isa) or ceilings.best(limits, "fp32_tflops", isa)
+    shares = {"gb_s": max(limits["read_gb_s"].values()), "tera_ops_s": rate}
+    shown = dict(line)
+    for key, limit in shares.items():
+        if key in line and limit:
+            shown[key] = round(line[key], 3)
+            shown[f"{key}_share"] = round(line[key] / limit, 3)
+    return shown
+
+
+def measure(name: str, quantization: str, limits: dict[str, Any], threads: int, quick: bool) -> None:
+    """All of one shape, printed line by line."""
+    head = {"shape": name, "quantization": quantization, "isa": os.environ.get("STERNA_ISA", "auto")}
+    lengths, batches = (PROMPTS[:2], BATCHES[:2]) if quick else (PROMPTS, BATCHES)
+    steps, repeat = (2, 1) if quick else (16, 3)
+    slots = max(max(lengths) + 64, max(batches) * (DECODE_CONTEXT + repeat * steps + 64))
+    try:
+        executor = make_executor(name, quantization, slots, threads)
+    except Unavailable as fault:
+        print(json.dumps({**head, "skipped": str(fault)}), flush=True)
+        return
+    try:
+        spec = SHAPES[name]
+        driver, work = Driver(executor, spec.vocab_size), work_of(spec)
+        for line in measure_prompts(driver, work, lengths, repeat):
+            print(json.dumps({**head, **against(line, limits, quantization)}), flush=True)
+        for line in measure_decodes(driver, work, BITS[quantization], batches, steps, repeat):
+            print(json.dumps({**head, **against(line, limits, quantization)}), flush=True)
+    finally:
+        executor.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--quantizations", nargs="+", choices=BITS, default=["int4", "none"])
+    parser.add_argument("--isa", nargs="+", default=[], help="run once with each as STERNA_ISA, each in a process of its own")
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--quick", action="store_true", help="two lengths, two batches, one round: to try the harness with")
+    options = parser.parse_args()
+    if options.isa:
+        words = ["--shapes", *options.shapes, "--quantizations", *options.quantizations, "--threads", str(options.threads)]
+        words += ["--quick"] if options.quick else []
+        for isa in options.isa:
+            subprocess.run([sys.executable, __file__, *words], check=True, env={**os.environ, "STERNA_ISA": isa})
+        return
+    limits = ceilings.measure(options.threads)
+    print(json.dumps({"ceilings": limits}), flush=True)
+    for name in options.shapes:
+        for quantization in options.quantizations:
+            measure(name, quantization, limits, options.threads, options.quick)
+
+
+if __name__ == "__main__":
+    main()
