@@ -13,7 +13,8 @@ constexpr int kBlockQueries = 4, kBlockVectors = 1;  // 16 registers are 8 of th
 #else
 constexpr int kBlockQueries = 1, kBlockVectors = 1;  // a call for every fma: nothing to gain
 #endif
-constexpr int kTile = 24;
+constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;  // taken together by exp_bounded
+constexpr int kTile = 24;                                           // queries whose scores lie in the first cache
 constexpr int kSpanPages = kSpan / kPage;
 
 // Keys begin .. end - 1 of a span.
@@ -37,7 +38,7 @@ static KeyRange keys_seen(const Queries& queries, const Span& span, int query) {
 }
 
 // A span's memory in the order of reading: the keys of each page from `first` to `last`, then the values of each. Decoding waits for memory, so that
-// whoever reads a part asks for the one kAhead later.
+// whoever reads a part asks for the one kAhead later, as far as the second cache: the first is small, and has few places for what is on its way.
 struct Parts {
   static constexpr int kAhead = 4;
   const uint8_t* at[2 * kSpanPages + kAhead];
@@ -73,7 +74,7 @@ static void score_block(const uint16_t* q, int dim, const Parts& parts, int page
 #pragma GCC unroll 8
     for (int c = 0; c < kBlockVectors; c++) {
       k[c] = load_pairs(pages[c] + size_t(j) * 64);
-      __builtin_prefetch(ahead[c] + size_t(j) * 64);
+      __builtin_prefetch(ahead[c] + size_t(j) * 64, 0, 2);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kQueries; r++) {
@@ -147,7 +148,7 @@ static float weigh_query(const float* scores, float m, KeyRange seen, KeyRange t
   Lanes sum = zero();
   int page = tile.first_page();
   for (; page < seen.first_page(); page++) store_halves(p + page * kPage, narrow(zero()));
-  for (; page + kBlockVectors <= end; page += kBlockVectors) weigh_pages<kBlockVectors>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page + kWeighPages <= end; page += kWeighPages) weigh_pages<kWeighPages>(scores + page * kPage, shift, p + page * kPage, sum);
   for (; page < end; page++) weigh_pages<1>(scores + page * kPage, shift, p + page * kPage, sum);
   for (; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
   return reduce_add(sum);
@@ -161,14 +162,14 @@ struct Values {
   int lines_ahead;  // of a row: what the first to read them asks for
 };
 
-// Adds pairs of keys first .. end - 1 to the sums of kQueries queries for kVectors vectors of dims. `keep` says which slots of a pair count: what lies
-// in the others may be NaN, which a weight of zero would not hide.
+// Adds pairs of keys first .. end - 1 to the sums of kQueries queries for kVectors vectors of dims. `keep` says which slots of a pair count:
+// what lies in the others may be NaN, which a weight of zero would not hide.
 template <int kQueries, int kVectors>
 STERNA_INLINE void add_values(Lanes (&sums)[kQueries][kVectors], const uint16_t* p, const Values& values, int first, int end, uint32_t keep) {
-  for (int pair = first; pair < end; pair++) {
-    const uint8_t* const* part = values.parts.values(pair / 8);
-    const size_t row = size_t(pair % 8) * values.row_bytes;
-    for (int line = 0; line < values.lines_ahead; line++) __builtin_prefetch(part[Parts::kAhead] + row + line * 64);
+  for (unsigned pair = unsigned(first); pair < unsigned(end); pair++) {
+    const uint8_t* const* part = values.parts.values(int(pair / 8));
+    const size_t row = (pair % 8) * values.row_bytes;
+    for (int line = 0; line < values.lines_ahead; line++) __builtin_prefetch(part[Parts::kAhead] + row + line * 64, 0, 2);
     Pairs v[kVectors];
 #pragma GCC unroll 8
     for (int c = 0; c < kVectors; c++) v[c] = keep_pairs(load_pairs(part[0] + row + (values.at + c * kLanes) * 4), keep);

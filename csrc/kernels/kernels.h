@@ -29,7 +29,8 @@ STERNA_INLINE constexpr int padded_dim(int head_dim) { return (head_dim + 15) / 
 STERNA_INLINE constexpr size_t page_head_bytes(int head_dim) { return size_t(padded_dim(head_dim)) * kPage * 2 * 2; }
 
 // Attention of queries over one span of keys: the keys at positions first_key .. first_key + num_keys - 1, first_key a multiple of kSpan,
-// 1 <= num_keys <= kSpan. Slots behind num_keys hold anything, NaN included, and have no influence.
+// 1 <= num_keys <= kSpan. Slots behind num_keys hold anything, NaN included, and have no influence; so do slots before the first key that any query
+// sees, whose pages are not read at all. (Between the first key and the last that are seen by some query, values must be finite: they are weighed by 0.)
 struct Span {
   const uint8_t* const* pages;  // [ceil(num_keys / 16)]: this key head's part of each page
   int32_t first_key;

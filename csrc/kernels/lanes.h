@@ -22,6 +22,8 @@
 //   load_pairs(p)  set1_pairs(p): the pair at p in all lanes  keep_pairs(a, bits): bitwise and of every pair with bits
 //   dot_pairs(acc, a, b) = fma(a.even, b.even, fma(a.odd, b.odd, acc))
 //
+// and STERNA_MATHS: how functions of many operations are declared, inline or not.
+//
 // These files are compiled for one instruction set each: everything has internal linkage, and nothing of the standard library's that could be
 // emitted under a shared name (templates, inline functions) may be used.
 #pragma once
@@ -47,11 +49,11 @@ namespace {
 constexpr int kLanes = 16;
 constexpr float kInfinity = __builtin_inff();
 
-// exp of each of x, up to ln(FLT_MAX), within 1 ulp: x = n * ln 2 + r with |r| <= ln 2 / 2; the polynomial is a minimax fit of (exp(r) - 1 - r) / r^2.
-// 0 where the result would be subnormal (below -126 ln 2, a little is given away); NaN stays NaN. Several at once are written step by step, for the
-// chain of operations is longer than what a processor looks ahead.
+// exp of each of x, up to ln(FLT_MAX), within 1 ulp: x = n * ln 2 + r with |r| <= ln 2 / 2; the polynomial is a minimax fit of
+// (exp(r) - 1 - r) / r^2. 0 where the result would be subnormal (below -126 ln 2, a little is given away); NaN stays NaN. Several at once are
+// written step by step, for the chain of operations is longer than what a processor looks ahead.
 template <int kCount>
-STERNA_INLINE void exp_bounded(Lanes (&x)[kCount]) {
+STERNA_MATHS void exp_bounded(Lanes (&x)[kCount]) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer and leaves that in the low bits
   constexpr float kPolynomial[] = {0.0013944677f, 0.008333497f, 0.041666295f, 0.16666666f, 0.5f};
   Lanes t[kCount], r[kCount], q[kCount];
@@ -73,14 +75,14 @@ STERNA_INLINE void exp_bounded(Lanes (&x)[kCount]) {
 }
 
 // exp(x) for any x: +inf above ln(FLT_MAX).
-STERNA_INLINE Lanes exp(Lanes x) {
+STERNA_MATHS Lanes exp(Lanes x) {
   Lanes y[] = {x};
   exp_bounded(y);
   return select(less(set1(88.7228f), x), set1(kInfinity), y[0]);
 }
 
 // tanh(x) within 2 ulp: an odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) from there.
-STERNA_INLINE Lanes tanh(Lanes x) {
+STERNA_MATHS Lanes tanh(Lanes x) {
   const Lanes magnitude = abs(x);
   const Lanes z = mul(x, x);
   Lanes q = fma(set1(-0.005717037f), z, set1(0.020650579f));
@@ -94,7 +96,7 @@ STERNA_INLINE Lanes tanh(Lanes x) {
 }
 
 // erf(x) within 2 ulp: an odd polynomial below 1, 1 - exp(polynomial) from there, with a fit of log(erfc); 1 from 3.95.
-STERNA_INLINE Lanes erf(Lanes x) {
+STERNA_MATHS Lanes erf(Lanes x) {
   const Lanes z = mul(x, x);
   Lanes p = fma(set1(7.853858e-05f), z, set1(-0.00080101925f));
   p = fma(p, z, set1(0.0051883277f));

@@ -8,6 +8,8 @@
 namespace sterna {
 namespace {
 
+#define STERNA_MATHS STERNA_INLINE
+
 struct Lanes {
   __m256 lo, hi;
 };

@@ -13,6 +13,8 @@
 namespace sterna {
 namespace {
 
+#define STERNA_MATHS STERNA_INLINE
+
 struct Lanes {
   __m512 v;
 };

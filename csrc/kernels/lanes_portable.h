@@ -6,6 +6,13 @@
 namespace sterna {
 namespace {
 
+// Functions that come to many instructions. Where every fma is a library call for every lane, copies of them would only make the program large.
+#if defined(__FP_FAST_FMAF)
+#define STERNA_MATHS STERNA_INLINE
+#else
+#define STERNA_MATHS __attribute__((noinline))
+#endif
+
 struct alignas(64) Lanes {
   float v[16];
 };
@@ -59,7 +66,7 @@ STERNA_INLINE Lanes sub(Lanes a, Lanes b) { STERNA_EACH(Lanes, a.v[i] - b.v[i]);
 STERNA_INLINE Lanes mul(Lanes a, Lanes b) { STERNA_EACH(Lanes, a.v[i] * b.v[i]); }
 STERNA_INLINE Lanes div(Lanes a, Lanes b) { STERNA_EACH(Lanes, a.v[i] / b.v[i]); }
 STERNA_INLINE Lanes sqrt(Lanes a) { STERNA_EACH(Lanes, __builtin_sqrtf(a.v[i])); }
-STERNA_INLINE Lanes fma(Lanes a, Lanes b, Lanes c) { STERNA_EACH(Lanes, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+STERNA_MATHS Lanes fma(Lanes a, Lanes b, Lanes c) { STERNA_EACH(Lanes, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
 STERNA_INLINE Lanes max(Lanes a, Lanes b) { STERNA_EACH(Lanes, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 STERNA_INLINE Lanes min(Lanes a, Lanes b) { STERNA_EACH(Lanes, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 
@@ -114,11 +121,9 @@ STERNA_INLINE Pairs set1_pairs(const uint16_t* p) {
   STERNA_EACH(Pairs, pair);
 }
 STERNA_INLINE Pairs keep_pairs(Pairs a, uint32_t mask) { STERNA_EACH(Pairs, a.v[i] & mask); }
-STERNA_INLINE float even(uint32_t pair) { return float_of(pair << 16); }
-STERNA_INLINE float odd(uint32_t pair) { return float_of(pair & 0xffff0000u); }
-STERNA_INLINE Lanes dot_pairs(Lanes acc, Pairs a, Pairs b) {
-  STERNA_EACH(Lanes, __builtin_fmaf(even(a.v[i]), even(b.v[i]), __builtin_fmaf(odd(a.v[i]), odd(b.v[i]), acc.v[i])));
-}
+STERNA_INLINE Lanes even(Pairs a) { STERNA_EACH(Lanes, float_of(a.v[i] << 16)); }
+STERNA_INLINE Lanes odd(Pairs a) { STERNA_EACH(Lanes, float_of(a.v[i] & 0xffff0000u)); }
+STERNA_INLINE Lanes dot_pairs(Lanes acc, Pairs a, Pairs b) { return fma(even(a), even(b), fma(odd(a), odd(b), acc)); }
 
 #undef STERNA_EACH
 

@@ -126,6 +126,20 @@ def test_every_instruction_set_gives_the_same_bits(isa: str, head_dim: int) -> N
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_products_too_small_for_float32_vanish_alike(isa: str) -> None:
+    tiny = replace(make(64, 100, [99, 50]), window=60)
+    tiny.q[:] *= np.float32(2.0**-62)
+    tiny.k[:] *= np.exp2(rng.integers(-70, -60, tiny.k.shape)).astype(np.float32)
+    tiny.v[:] *= np.exp2(rng.integers(-126, -110, tiny.v.shape)).astype(np.float32)
+    products = np.abs(tiny.q[0].astype(np.float64) * tiny.k)
+    assert (products < 2.0**-126).any()
+    assert (products > 2.0**-126).any()
+    m, total, o = attend(tiny, isa)
+    assert np.abs(o).max() < 2.0**-100
+    same((m, total, o), attend(tiny, "portable"))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_query_s_result_does_not_depend_on_the_queries_beside_it(isa: str) -> None:
     for head_dim in (40, 64, 96):
         case = make(head_dim, 256, [int(p) for p in rng.integers(0, 256, 50)], 90)
