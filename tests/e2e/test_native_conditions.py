@@ -1,5 +1,5 @@
 """Invariant 7 on the native executor, through the real scheduler: a request's tokens are those that it gets alone, on a cold cache, in one
-chunk and on one thread, bit for bit, whatever the weights' format. Freed pages are filled with NaN, slots counted for after every step."""
+chunk, step by step and on one thread, whatever the weights' format. Freed pages are filled with NaN; slots are counted after every step."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Natives:
 
     def __init__(self, tiny: TinyModels) -> None:
         self._tiny = tiny
-        self._quiet = cache(lambda subject: self.engine(subject, radix_cache=False, chunked_prefill_size=0))
+        self._quiet = cache(lambda subject: self.engine(subject, overlap=False, radix_cache=False, chunked_prefill_size=0))
         self._known: dict[tuple[Subject, str], list[int]] = {}
 
-    def engine(self, subject: Subject, **settings: object) -> Engine:
+    def engine(self, subject: Subject, *, overlap: bool = True, **settings: object) -> Engine:
         folder = self._tiny.resolve(self._tiny.hf(subject.model))
-        cache_dir = str(self._tiny.cache_dir)
-        return Engine(folder, executor="native", quantization=subject.quantization, cache_dir=cache_dir, **settings)
+        settings = {"quantization": subject.quantization, "cache_dir": str(self._tiny.cache_dir), **settings}
+        return Engine(folder, executor="native", overlap=overlap, **settings)
 
     def alone(self, subject: Subject, ask: Ask) -> list[int]:
         key = (subject, repr((ask.prompt, ask.tokens, ask.params, ask.ignore_eos)))
@@ -151,15 +151,16 @@ SHORT_WINDOWS = 12 * PAGE
 
 
 @pytest.mark.parametrize("style", range(len(STYLES)))
-@pytest.mark.parametrize("radix_cache", [True, False])
+@pytest.mark.parametrize(("radix_cache", "overlap"), [(True, True), (False, True), (True, False)])
 def test_requests_that_were_retracted_go_on_as_if_nothing_had_been(
-    natives: Natives, style: int, radix_cache: bool, monkeypatch: pytest.MonkeyPatch
+    natives: Natives, style: int, radix_cache: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect_no_outputs(monkeypatch)
     subject = SUBJECTS[style]
     asks = too_many(STYLES[style])
     memory = SHORT_WINDOWS if subject.all_windows else SHORT
-    answers = natives.engine(subject, radix_cache=radix_cache, chunked_prefill_size=32, max_total_tokens=memory).run(*asks)
+    settings = {"radix_cache": radix_cache, "overlap": overlap, "max_total_tokens": memory}
+    answers = natives.engine(subject, chunked_prefill_size=32, **settings).run(*asks)
     assert sum(answer.retractions for answer in answers) > 0
     natives.check(subject, asks, answers)
 
@@ -173,15 +174,17 @@ def test_a_request_that_resumes_goes_on_where_it_was(natives: Natives, params: S
         assert rest.ids == whole[done:]
 
 
-@pytest.mark.parametrize("chunk_size", [16, 100, 3])
+@pytest.mark.parametrize(("chunk_size", "overlap"), [(16, False), (16, True), (100, True), (3, True)])
 def test_in_any_traffic_each_gets_what_it_gets_alone(
-    natives: Natives, subject: Subject, chunk_size: int, monkeypatch: pytest.MonkeyPatch
+    natives: Natives, subject: Subject, chunk_size: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect_no_outputs(monkeypatch)
-    settings = {"chunked_prefill_size": chunk_size, "schedule_policy": "lpm" if chunk_size == 3 else "fcfs"}
+    settings = {"chunked_prefill_size": chunk_size, "overlap": overlap, "schedule_policy": "lpm" if chunk_size == 3 else "fcfs"}
     aborts = {2: 20, 7: 33, 11: 45}
     asks = traffic(chunk_size)
-    answers = natives.engine(subject, max_total_tokens=240 if subject.all_windows else 288, **settings).run(*asks, aborts=aborts)
+    under_test = natives.engine(subject, max_total_tokens=240 if subject.all_windows else 288, **settings)
+    answers = under_test.run(*asks, aborts=aborts)
+    assert (under_test.executor.steps_on_top > 0) == overlap
     # Where each page is a window, a request holds as many from its beginning to its end, and nobody is in for a surprise.
     assert sum(answer.retractions for answer in answers) > 0 or subject.all_windows
     assert sum(answer.cached_tokens > 0 for answer in answers) >= 5
