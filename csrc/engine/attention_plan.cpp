@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/kernels.h"
-
 namespace sterna {
 namespace {
 

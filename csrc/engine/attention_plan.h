@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "step.h"
 
 namespace sterna {
@@ -35,7 +36,7 @@ struct AttentionPlan {
 // The first span in which a query at `position` sees a key.
 inline int first_span(int position, int window) {
   const int64_t first = int64_t(position) - window + 1;
-  return first > 0 ? int(first / 256) : 0;
+  return first > 0 ? int(first / kSpan) : 0;
 }
 
 // `queries_per_token`: query heads per key head. `threads`: with too few tiles to occupy them, single rows' spans are also computed apart.
