@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "model.h"
 #include "step.h"
 
 namespace sterna {
@@ -39,7 +39,8 @@ inline int first_span(int position, int window) {
   return first > 0 ? int(first / kSpan) : 0;
 }
 
-// `queries_per_token`: query heads per key head. `threads`: with too few tiles to occupy them, single rows' spans are also computed apart.
-AttentionPlan plan_attention(const Step& step, int group, int window, int queries_per_token, int kv_heads, int threads);
+// For layers whose attention has this one's group, window and shape. `threads`: with too few tiles to occupy them, single rows' spans are also
+// computed apart.
+AttentionPlan plan_attention(const Step& step, const Attention& attention, int threads);
 
 }  // namespace sterna

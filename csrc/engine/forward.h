@@ -71,7 +71,7 @@ class Forward {
   KVPool& pool_;
   ThreadPool& threads_;
 
-  std::vector<AttentionPlan> plans_;  // of this step, one for all layers of the same KV group, window and heads
+  std::vector<AttentionPlan> plans_;  // of this step, one for all layers whose attention has the same KV group, window and shape
   std::vector<int> plan_of_layer_;
   std::vector<int> plan_layer_;  // the first layer that each plan is for
 
