@@ -24,7 +24,7 @@ from sterna.executor.native.pack import open_packed
 from sterna.executor.native.plan import Weights, engine_config
 from sterna.executor.native.sampling import to_options
 from sterna.files.cache import cache_root
-from sterna.models.spec import ModelSpec
+from sterna.models.spec import KVGroup, ModelSpec, kv_groups
 from sterna.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ KV_BYTES_PER_ELEMENT = 2
 """Keys and values are bfloat16."""
 PAGE = 16
 """Slots that the engine reads together (csrc/kernels/kernels.h: kPage)."""
+DIM_STEP = 16
+"""Numbers of a key or value head come in whole such steps (`padded_dim` there)."""
 
 
 def create(args: ServerArgs, folder: Path) -> NativeExecutor:
@@ -57,14 +59,15 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
     if not spec.causal:
         raise ModelError("the native executor runs decoders only")
     isa, threads = choose_isa(args), args.threads or usable_cores()
-    slots = choose_group_slots(args, spec, KV_BYTES_PER_ELEMENT, available_memory_bytes())
+    stored = msgspec.structs.replace(spec, kv_groups=stored_kv_groups(spec))
+    slots = choose_group_slots(args, stored, KV_BYTES_PER_ELEMENT, available_memory_bytes())
     try:
         engine = _native.Engine(engine_config(spec, weights), list(slots), threads, isa)
     except ValueError as fault:
         raise ModelError(f"the native executor can't run this model: {fault}") from fault
     except MemoryError:
         raise ConfigError(
-            f"no memory for a KV pool of {show_bytes(kv_bytes(spec, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory"
+            f"no memory for a KV pool of {show_bytes(kv_bytes(stored, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory"
         ) from None
     except RuntimeError as fault:  # std::system_error
         raise ConfigError(f"the native executor can't start {threads} threads: {fault}") from fault
@@ -79,7 +82,7 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         max_context_len=args.context_length or config.context_len,
         reuse_generated_kv=True,
         exactness="bitwise",
-        kv_bytes_per_token=KV_BYTES_PER_ELEMENT * sum(group.elements_per_token for group in spec.kv_groups),
+        kv_bytes_per_token=KV_BYTES_PER_ELEMENT * sum(group.elements_per_token for group in stored.kv_groups),
         details={
             "isa": isa,
             "isas_available": ", ".join(_native.available_isas()),
@@ -93,6 +96,17 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
     )
     _say(info, spec)
     return NativeExecutor(info, engine, spec.vocab_size, config.eos_token_ids)
+
+
+def stored_kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
+    """`spec.kv_groups`, every head as wide as the engine stores it."""
+
+    def padded(head_dim: int) -> int:
+        return -(-head_dim // DIM_STEP) * DIM_STEP
+
+    replace = msgspec.structs.replace
+    layers = [replace(layer, mixer=replace(layer.mixer, head_dim=padded(layer.mixer.head_dim))) for layer in spec.layers]
+    return kv_groups(tuple(layers))
 
 
 def _say(info: ExecutorInfo, spec: ModelSpec) -> None:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sterna.executor.kv_memory import kv_bytes
 from sterna.executor.native import _native
+from sterna.executor.native.executor import KV_BYTES_PER_ELEMENT, stored_kv_groups
 from sterna.executor.native.formats import Format
-from sterna.models.spec import ModelSpec
+from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, kv_groups, weight_shapes
 from unit.executor.native import numpy_model
 from unit.executor.native.engine_driver import BF16, INT4, INT8, Driver, MemoryWeights, Row, make_engine
 from unit.executor.native.unpack import unpack
@@ -203,6 +206,18 @@ def test_pages_behind_every_window_are_not_read() -> None:
             driver.engine.fill_page(0, page, 0xFF)
         driver.tables[0][row.index, : behind * 16] = -1
         assert_same(driver.run(row, NEW - 1), alone("mistral-window"))
+
+
+@pytest.mark.parametrize("head_dim", [16, 24, 40])
+def test_the_pool_takes_the_memory_that_was_planned_for_it(head_dim: int) -> None:
+    mixer = AttentionSpec(2, 1, head_dim, 1.0, None)
+    layers = (LayerSpec(mixer, GatedMLPSpec(32), 1e-5), LayerSpec(msgspec.structs.replace(mixer, window=8), GatedMLPSpec(32), 1e-5))
+    spec = ModelSpec(32, 32, layers, kv_groups(layers), 1e-5, tied_head=True)
+    weights = MemoryWeights(spec, lambda name: np.ones(weight_shapes(spec)[name], dtype=np.float32), FORMS["bf16"])
+    engine = make_engine(spec, weights, slots=4096)
+    planned = kv_bytes(msgspec.structs.replace(spec, kv_groups=stored_kv_groups(spec)), (4096, 4096), KV_BYTES_PER_ELEMENT)
+    engine.stop()
+    assert engine.kv_bytes == planned
 
 
 class TestRefusals:
