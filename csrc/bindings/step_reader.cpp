@@ -33,6 +33,14 @@ std::vector<int32_t> read_pages(const Table& table, const Row& row, size_t r, in
   return pages;
 }
 
+// Two threads may sample two rows at once, each with the state of its own.
+void refuse_repeats(const Ints& pool_indices) {
+  std::vector<int32_t> sorted(pool_indices.data(), pool_indices.data() + pool_indices.shape(0));
+  std::sort(sorted.begin(), sorted.end());
+  const auto repeated = std::adjacent_find(sorted.begin(), sorted.end());
+  if (repeated != sorted.end()) refuse("req_pool_idx has " + std::to_string(*repeated) + " twice");
+}
+
 Row read_row(const StepArrays& in, size_t r) {
   Row row;
   const int64_t first = in.row_splits.data()[r], end = in.row_splits.data()[r + 1];
@@ -67,6 +75,8 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
   if (int(in.groups.size()) != model.kv_groups) refuse("groups: expected " + std::to_string(model.kv_groups));
   for (const auto& group : in.groups) sized(group.second, tokens, "out_cache_loc");
   if (in.row_splits.data()[0] != 0 || in.row_splits.data()[rows] != int64_t(tokens)) refuse("row_splits don't cover input_ids");
+
+  refuse_repeats(in.req_pool_idx);
 
   Step step;
   step.number = in.number;

@@ -32,6 +32,7 @@ MODELS = ["llama", "llama-bias", "llama-one-kv-head", "llama-gelu", "llama-yarn"
 PROMPT: list[int] = np.random.RandomState(7).randint(3, 336, size=300).tolist()
 NEW = 8
 NOBODY = np.zeros(0, dtype=np.int32)
+PAIR = np.zeros(2, dtype=np.int32)
 
 
 @cache
@@ -265,6 +266,16 @@ class TestRefusals:
             ({"groups": [(np.zeros((1, 32), dtype=np.int32), np.array([0, 2], dtype=np.int32))]}, "out_cache_loc"),
             ({"input_from": np.array([0], dtype=np.int32)}, "several tokens"),
             ({"groups": []}, "groups"),
+            (
+                {
+                    "row_splits": np.arange(3, dtype=np.int32),
+                    "prefix_lens": PAIR,
+                    "seq_lens": PAIR + 1,
+                    "req_pool_idx": PAIR,
+                    "wants": PAIR.astype(np.uint8),
+                },
+                "req_pool_idx has 0 twice",
+            ),
             (
                 {
                     "input_ids": NOBODY,
