@@ -58,8 +58,9 @@ $(STAMP_SERVE): $(BUILT_FROM) $(STAMP_VENV)
 	$(BIN)/pip install --disable-pip-version-check -e .
 	@touch $@
 
+# With what emulates AMX, so that its products are tested on any processor.
 $(STAMP_DEV): $(BUILT_FROM) $(STAMP_VENV)
-	$(BIN)/pip install --disable-pip-version-check -e '.[torch,dev]'
+	$(BIN)/pip install --disable-pip-version-check -C cmake.define.STERNA_EMULATE_AMX=ON -e '.[torch,dev]'
 	@touch $(STAMP_SERVE) $@
 
 clean:

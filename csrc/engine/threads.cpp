@@ -22,7 +22,7 @@ void pause() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : stretches_(size_t(threads)) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -36,10 +36,13 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int64_t count, Item item, const void* context) {
-  count_ = count;
   item_ = item;
   context_ = context;
-  next_.store(0, std::memory_order_relaxed);
+  const int64_t threads = int64_t(stretches_.size());
+  for (int64_t t = 0; t < threads; ++t) {
+    stretches_[t].next.store(count * t / threads, std::memory_order_relaxed);
+    stretches_[t].end = count * (t + 1) / threads;
+  }
   round_.fetch_add(1);
   if (asleep_.load() > 0) {
     // A sleeper checks the round under the lock before it sleeps, so it either sees the new one or gets this.
@@ -56,8 +59,11 @@ void ThreadPool::run(int64_t count, Item item, const void* context) {
 }
 
 void ThreadPool::take_items(int thread) {
-  const int64_t count = count_;
-  for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) item_(context_, i, thread);
+  const size_t threads = stretches_.size();
+  for (size_t t = 0; t < threads; ++t) {
+    Stretch& stretch = stretches_[(size_t(thread) + t) % threads];
+    for (int64_t i; (i = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;) item_(context_, i, thread);
+  }
 }
 
 uint64_t ThreadPool::wait_for_round(uint64_t seen) {

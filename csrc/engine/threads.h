@@ -1,4 +1,5 @@
-// The compute threads of a forward: a loop's items are dealt out one by one, so that a thread which the system holds up delays only its own item.
+// The compute threads of a forward. Each takes a loop's items from a stretch of its own, in order, for neighbours lie side by side in memory; and then
+// from the others' stretches, so that a thread which the system holds up delays only the item that it is at.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,7 @@ class ThreadPool {
 
   int size() const { return int(workers_.size()) + 1; }
 
-  // body(item, thread) for every item in 0 .. count - 1, in no order, thread in 0 .. size() - 1. Returns when all are done. Everything that
+  // body(item, thread) for every item in 0 .. count - 1, in no order to rely on, thread in 0 .. size() - 1. Returns when all are done. Everything that
   // the caller wrote before is seen by the bodies, and what they wrote by the caller. Bodies don't throw.
   template <class Body>
   void each(int64_t count, const Body& body) {
@@ -60,8 +61,11 @@ class ThreadPool {
   // caller closes it when no item is left and waits for those inside. So nobody waits for a worker that slept through it.
   std::atomic<uint64_t> round_{0};
   std::atomic<int> inside_{0};
-  std::atomic<int64_t> next_{0};
-  int64_t count_ = 0;
+  struct alignas(64) Stretch {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  std::vector<Stretch> stretches_;  // one per thread
   Item item_ = nullptr;
   const void* context_ = nullptr;
 

@@ -1,5 +1,5 @@
 // Matrix products with AVX2: eight outputs a vector. vpmaddubsw adds two products of bytes in 16 bits and saturates, so weights go in as nibbles: the
-// sum of a group's is at most 32 * 15 * 127 / 2 in a lane. An int8 weight is two planes of nibbles.
+// sum over a group is at most 16 * 15 * 127 in a lane. An int8 weight is two planes of nibbles.
 #include "matmul_forms.inl"
 #include "matmul_bf16.inl"
 
@@ -20,7 +20,9 @@ struct Panel256 {
 #pragma GCC unroll 2
         for (int scale = 0; scale < F::kScales; scale++) {
           add_group<kCount>(p, g, group, scale, 0, acc[0]);
+          asm volatile("" ::: "memory");  // load the activations again: there are not the registers to keep them
           add_group<kCount>(p, g, group, scale, 1, acc[1]);
+          asm volatile("" ::: "memory");
         }
       }
 #pragma GCC unroll 4
@@ -35,7 +37,7 @@ struct Panel256 {
   template <int kCount>
   STERNA_INLINE static void add_group(const Product& p, int g, const uint8_t* group, int scale, int half, __m256 (&acc)[kCount]) {
     const __m256i nibble = _mm256_set1_epi8(15);
-    __m256i low[kCount], high[kCount];  // sums of products with the planes of nibbles; int4 has one plane of twice the columns
+    __m256i low[kCount], high[kCount];  // sums of products with the planes of nibbles; int4 has one plane, of twice the columns
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; r++) low[r] = high[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
@@ -46,15 +48,19 @@ struct Panel256 {
       for (int r = 0; r < kCount; r++) {
         const int32_t* q = reinterpret_cast<const int32_t*>(p.ints(r)[g].q);
         low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(even, _mm256_set1_epi32(q[j])));
-        high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(odd, _mm256_set1_epi32(q[F::kQuant == Quant::kInt4 ? j + 4 : j])));
+        if constexpr (F::kQuant == Quant::kInt4) {
+          low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(odd, _mm256_set1_epi32(q[j + 4])));
+        } else {
+          high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(odd, _mm256_set1_epi32(q[j])));
+        }
       }
     }
     const __m256 d = floats(F::scales(group, scale), half);
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; r++) {
       const ActivationGroup& x = p.ints(r)[g];
-      __m256i dot = _mm256_add_epi32(_mm256_madd_epi16(low[r], _mm256_set1_epi16(1)),
-                                     _mm256_madd_epi16(high[r], _mm256_set1_epi16(F::kQuant == Quant::kInt4 ? 1 : 16)));
+      __m256i dot = _mm256_madd_epi16(low[r], _mm256_set1_epi16(1));
+      if constexpr (F::kQuant == Quant::kInt8) dot = _mm256_add_epi32(dot, _mm256_madd_epi16(high[r], _mm256_set1_epi16(16)));
       if constexpr (!F::kHasMin) dot = _mm256_add_epi32(dot, _mm256_set1_epi32(F::start(x, scale)));
       acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(d, _mm256_set1_ps(x.d)), acc[r]);
       if constexpr (F::kHasMin) acc[r] = _mm256_fmadd_ps(floats(F::minimums(group, scale), half), _mm256_set1_ps(F::sum(x, scale)), acc[r]);

@@ -55,7 +55,7 @@ constexpr int kFewRows = 6, kShortGroups = 24;
 
 template <class F>
 struct Panel512 {
-  static constexpr int kRows = 16;
+  static constexpr int kRows = 8;
 
   template <int kCount>
   static void run(const Product& p) {
@@ -63,7 +63,7 @@ struct Panel512 {
     const int ahead = kCount <= kFewRows && groups <= kShortGroups ? 0 : kAheadBytes;
     for (int block = p.first_block; block < p.first_block + p.num_blocks; block++) {
       __m512 acc[kCount];
-#pragma GCC unroll 16
+#pragma GCC unroll 8
       for (int r = 0; r < kCount; r++) acc[r] = _mm512_setzero_ps();
       const uint8_t* group = p.w.block(block);
       for (int g = 0; g < groups; g++, group += F::kGroupBytes) {
@@ -72,10 +72,10 @@ struct Panel512 {
           for (int line = 0; line < (F::kGroupBytes + 63) / 64; line++) __builtin_prefetch(group + ahead + 64 * line, 0, 2);
         }
         const Weights512<F> weights(group);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
         for (int r = 0; r < kCount; r++) acc[r] = weights.add_to(acc[r], p.ints(r)[g]);
       }
-#pragma GCC unroll 16
+#pragma GCC unroll 8
       for (int r = 0; r < kCount; r++) _mm512_storeu_ps(p.out(r, block), acc[r]);
     }
   }

@@ -47,8 +47,8 @@ struct PortableRows {
   }
 };
 
-// fma(a, b, c) for bfloat16 a and b. Without an instruction for it the float64 sum rounds to the same: the product has 16 bits, so that sum is inexact
-// only where one term is too small to reach the other's rounding.
+// fma(a, b, c) for bfloat16 a and b. Without an instruction for it the float64 sum rounds to the same: the product has 16 bits, so that sum is
+// inexact only where one term is too small to reach the other's rounding.
 STERNA_INLINE float fused_bf16(float a, float b, float c) {
 #if defined(__FP_FAST_FMAF)
   return __builtin_fmaf(a, b, c);
