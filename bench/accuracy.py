@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packed import PackedInMemory, pack
 from sterna.config.cores import usable_cores
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
@@ -37,13 +38,13 @@ from sterna.executor.native import _native
 from sterna.executor.native.executor import PAGE, NativeExecutor, make
 from sterna.executor.native.formats import Format
 from sterna.executor.native.pack import open_packed
-from sterna.executor.native.packed_file import ALIGNMENT, MatrixRecord, PackedHeader, VectorRecord, align
+from sterna.executor.native.packed_file import align
 from sterna.executor.torch.kv_pool import KVPool
 from sterna.executor.torch.model import TorchModel
 from sterna.executor.torch.plan import make_plan
 from sterna.files.cache import cache_root
 from sterna.models.resolve import resolve_model
-from sterna.models.spec import ModelSpec, weight_shapes
+from sterna.models.spec import ModelSpec
 from sterna.models.weights import WeightStore
 from sterna.text.tokenizer import Tokenizer
 
@@ -64,44 +65,21 @@ class Figures(NamedTuple):
     """The likeliest token."""
 
 
-class BFloat16Weights:
+class BFloat16Weights(PackedInMemory):
     """A model's dequantized weights with its matrices in bfloat16: packed for the engine, and as float32 for the reference."""
 
     def __init__(self, store: WeightStore, spec: ModelSpec) -> None:
+        super().__init__(spec, lambda _: BFLOAT16)
         self._store = store
-        matrices: dict[str, MatrixRecord] = {}
-        vectors: dict[str, VectorRecord] = {}
-        offset = 0
-        for name, shape in weight_shapes(spec).items():
-            nbytes = 4 * shape[0] if len(shape) == 1 else _native.matrix_bytes(BFLOAT16, *shape)
-            if len(shape) == 1:
-                vectors[name] = VectorRecord(offset, shape[0])
-            else:
-                matrices[name] = MatrixRecord(*BFLOAT16, *shape, offset, nbytes)
-            offset = align(offset + nbytes, ALIGNMENT)
-        self.header = PackedHeader("none", offset, matrices, vectors)
-        room = np.zeros(offset + ALIGNMENT, dtype=np.uint8)
-        self._data = room[-room.ctypes.data % ALIGNMENT :][:offset]
-        for name, vector in vectors.items():
-            self._data[vector.offset : vector.offset + 4 * vector.count] = store.float32(name).view(np.uint8)
-        for name, record in matrices.items():
-            if fault := _native.pack_rows("F32", BFLOAT16, record.cols, self._bytes_of(name), self.matrix_bytes(name), usable_cores()):
-                raise SystemExit(f"{name}: {fault}")
-
-    def matrix_bytes(self, name: str) -> NDArray[np.uint8]:
-        record = self.header.matrices[name]
-        return self._data[record.offset : record.offset + record.nbytes]
-
-    def vector(self, name: str) -> NDArray[np.float32]:
-        return self._store.float32(name)
+        for name in self.header.vectors:
+            self.vector(name)[:] = store.float32(name)
+        for name in self.header.matrices:
+            self.matrix_bytes(name)[:] = pack(store.float32(name), BFLOAT16, usable_cores())
 
     def float32(self, name: str) -> NDArray[np.float32]:
         values = torch.from_numpy(self._store.float32(name))
         rounded: NDArray[np.float32] = (values if values.ndim == 1 else values.bfloat16().float()).numpy()
         return rounded
-
-    def _bytes_of(self, name: str) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self._store.float32(name)).view(np.uint8)
 
 
 def windows_of_text(folder: Path, tokens: int, window: int) -> Int32Array:

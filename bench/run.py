@@ -3,7 +3,8 @@
 Groups: host (a scripted executor that takes no time: what serving itself costs), serving (the real model),
 scheduler (seconds per step against running and waiting requests), executor (against plain eager PyTorch), peers (Sterna against
 llama.cpp, vLLM and OpenVINO, each installed into an environment of its own under ~/.cache/sterna-bench or STERNA_BENCH_DIR),
-ceilings (what the machine can do at most), shapes (the engine alone on larger models of random weights, against the ceilings).
+ceilings (what the machine can do at most), shapes (the engine alone on larger models of random weights, against the ceilings), accuracy
+(the native engine against float32 on the same weights).
 Prints one JSON line per measurement. Machines are noisy: compare lines of one run only; medians of `--repeat` runs.
 """
 
@@ -74,6 +75,21 @@ def script(name: str, *words: str) -> None:
     subprocess.run([sys.executable, str(HERE / name), *words], check=True)
 
 
+def shapes(args: argparse.Namespace) -> None:
+    """As the machine chooses, and with each instruction set that `--isa` names."""
+    quick = ["--quick"] if args.quick else []
+    script("shapes.py", *quick)
+    if args.isa:
+        script("shapes.py", *quick, "--isa", *args.isa)
+
+
+def accuracy(args: argparse.Namespace) -> None:
+    """With the weights as they are, and with bfloat16 products."""
+    few = ["--tokens", "512", "--window", "256"] if args.quick else []
+    script("accuracy.py", args.model, *few)
+    script("accuracy.py", args.model, *few, "--bfloat16")
+
+
 GROUPS = {
     "host": host,
     "scheduler": lambda _: script("scheduler_step.py"),
@@ -81,7 +97,8 @@ GROUPS = {
     "serving": real,
     "peers": peers,
     "ceilings": lambda _: script("ceilings.py"),
-    "shapes": lambda args: script("shapes.py", *(["--quick"] if args.quick else [])),
+    "shapes": shapes,
+    "accuracy": accuracy,
 }
 
 
@@ -91,7 +108,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs per case; the median is reported")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--only", nargs="*", default=[], metavar="PEER", help="peers to compare with (default: all that can be installed)")
-    parser.add_argument("--isa", nargs="*", default=[], help="compare Sterna also with each of these as STERNA_ISA, such as avx512 avx2")
+    parser.add_argument(
+        "--isa", nargs="*", default=[], help="measure Sterna also with each of these as STERNA_ISA, such as avx512 avx2 (peers, shapes)"
+    )
     parser.add_argument("--out", type=Path, help="where the comparison is written (default: bench/results, with --quick the cache)")
     parser.add_argument("--quick", action="store_true", help="a fraction of the load, to try the benchmarks with: no figures to keep")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of sterna serve")

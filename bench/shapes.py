@@ -2,8 +2,8 @@
 
     python bench/shapes.py [--shapes NAME …] [--quantizations …] [--isa …] [--quick]
 
-Drives an `Executor` as the scheduler does, in one process, with no server around it. Beside each speed stand the bytes and operations a
-second that it needs at the least, and their share of the machine's ceilings, measured in the same run. One JSON line per measurement.
+Drives the native executor as the scheduler does, in one process, with no server around it. Beside each speed stand the bytes and operations
+a second that it needs at the least, and their share of the machine's ceilings, measured in the same run. One JSON line per measurement.
 
 Least bytes of a decode step: every weight once (of the embedding nothing, unless it is the head as well) and the KV of every row's context.
 Least operations of a token: two per weight of every matrix that it passes, and four per head element and position attended to; the head
@@ -27,12 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ceilings
+from packed import PackedInMemory, pack
 from sterna.config.cores import usable_cores
 from sterna.config.memory import available_memory_bytes
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, WANT_NOTHING, WANT_SAMPLE, Executor, ForwardBatch, GroupSlots
+from sterna.executor.native.executor import make
+from sterna.executor.native.formats import Format, Quantization, format_of
 from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, RopeLlama3, RopeSpec, kv_groups, weight_shapes
+from sterna.models.weights import WeightEntry
 from sterna.protocol.sampling import SamplingParams
 
 PROMPTS = (100, 500, 1000, 2000, 4000, 8000)
@@ -41,9 +45,12 @@ DECODE_CONTEXT = 256
 """Tokens before the ones that are decoded."""
 CHUNK = 512
 """Prompt tokens of one step, as the server's default has it."""
-BITS = {"none": 16.0, "int8": 9.0, "int4": 5.0}
-"""Of a stored weight: bf16; a byte and 1/32 of a float32 scale; a nibble and 1/32 of two float16 (scale, minimum)."""
-SPARE_BYTES = 2_000_000_000
+BITS = {"none": (16.0, 16.0), "int8": (8.5, 8.5), "int4": (5.0, 8.5)}
+"""Of a packed weight, in layers and in embedding and head: bf16; a byte and 1/32 of a float16 scale; a nibble and 1/32 of two (scale and
+minimum)."""
+SPARE_BYTES = 1_000_000_000
+RANDOM_ROWS = 256
+"""Of each matrix; the others repeat them. Whole blocks of the packed layout."""
 
 
 def _llama(sizes: tuple[int, int, int, int, int, int, int], rope: RopeSpec, eps: float, *, tied: bool, qk_norm: bool = False) -> ModelSpec:
@@ -63,39 +70,49 @@ SHAPES = {
 
 
 class Unavailable(Exception):
-    """No executor can be made for this shape here; the message says why."""
+    """The executor can't be made for this shape here; the message says why."""
 
 
-class RandomWeights:
-    """Every weight of a spec, from one block of normal numbers repeated: making 8 billion of them would take longer than measuring."""
+class RandomWeights(PackedInMemory):
+    """Every weight of a spec, packed: a few rows of normal numbers repeated, for making 8 billion would take longer than measuring."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self._shapes = weight_shapes(spec)
-        # A prime length, so that no two rows of a matrix are equal.
-        self._block = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
+    def __init__(self, spec: ModelSpec, quantization: Quantization, threads: int) -> None:
+        shapes = weight_shapes(spec)
 
-    def float32(self, name: str) -> NDArray[np.float32]:
-        shape = self._shapes[name]
-        if len(shape) == 1:
-            return np.ones(shape, dtype=np.float32)
-        values = np.resize(self._block, shape)
-        values *= np.float32(shape[-1] ** -0.5)
-        return values
+        def form(name: str) -> Format:
+            return format_of(name, WeightEntry("", name, "F32", shapes[name], shapes[name]), quantization)
+
+        super().__init__(spec, form, quantization)
+        # A prime length, so that no two of these rows are equal.
+        numbers = np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
+        for name in self.header.vectors:
+            self.vector(name)[:] = 1
+        for name, record in self.header.matrices.items():
+            values = np.resize(numbers, (min(record.rows, RANDOM_ROWS), record.cols)) * np.float32(record.cols**-0.5)
+            few, all_rows = pack(values, form(name), threads), self.matrix_bytes(name)
+            whole = len(all_rows) // len(few) * len(few)
+            all_rows[:whole].reshape(-1, len(few))[:] = few
+            all_rows[whole:] = few[: len(all_rows) - whole]
 
 
-def make_executor(name: str, quantization: str, slots: int, threads: int) -> Executor:
-    """An executor with room for `slots` tokens. Raises Unavailable where there is too little memory, or no such executor."""
+def make_executor(name: str, quantization: Quantization, slots: int, threads: int) -> Executor:
+    """The native executor with room for `slots` tokens. Raises Unavailable where there is too little memory."""
     spec = SHAPES[name]
-    needed = work_of(spec).weights * BITS[quantization] / 8 + slots * spec.kv_groups[0].elements_per_token * 2 + SPARE_BYTES
+    work = work_of(spec)
+    in_layers, at_ends = BITS[quantization]
+    weight_bytes = (work.matrix * in_layers + (work.weights - work.matrix) * at_ends) / 8
+    needed = weight_bytes + slots * work.kv_per_token * 2 + SPARE_BYTES
     available = available_memory_bytes()
     if needed > available:
         raise Unavailable(f"needs about {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are available")
-    if quantization != "none":
-        raise Unavailable("the torch executor computes in bf16 only")
-    from sterna.executor.torch.executor import make
-
-    args = ServerArgs(dtype="bfloat16", device="cpu", threads=threads, max_total_tokens=slots, context_length=max(PROMPTS) + 1)
-    return make(args, _facts(spec), spec, RandomWeights(spec))
+    args = ServerArgs(
+        quantization=quantization,
+        isa=os.environ.get("STERNA_ISA", "auto"),
+        threads=threads,
+        max_total_tokens=slots,
+        context_length=max(PROMPTS) + 1,
+    )
+    return make(args, _facts(spec), spec, RandomWeights(spec, quantization, threads))
 
 
 def _facts(spec: ModelSpec) -> ModelConfig:
@@ -125,9 +142,9 @@ class Work:
     heads_width: int
     """Query head elements over all layers."""
 
-    def step_bytes(self, rows: int, context: int, bits: float) -> float:
-        """Of a decode step over `rows` rows with `context` tokens before each."""
-        return (self.matrix + self.head) * bits / 8 + rows * context * self.kv_per_token * 2
+    def step_bytes(self, rows: int, context: int, bits: tuple[float, float]) -> float:
+        """Of a decode step over `rows` rows with `context` tokens before each; `bits` as in `BITS`."""
+        return (self.matrix * bits[0] + self.head * bits[1]) / 8 + rows * context * self.kv_per_token * 2
 
     def operations(self, tokens: int, samples: int, attended: int) -> float:
         """`attended`: positions seen, summed over the tokens."""
@@ -215,7 +232,9 @@ def measure_prompts(driver: Driver, work: Work, lengths: tuple[int, ...], repeat
         yield {"prompt_tokens": length, "tok_s": round(length / seconds, 1), "tera_ops_s": operations / seconds / 1e12}
 
 
-def measure_decodes(driver: Driver, work: Work, bits: float, batches: tuple[int, ...], steps: int, repeat: int) -> Iterator[dict[str, Any]]:
+def measure_decodes(
+    driver: Driver, work: Work, bits: tuple[float, float], batches: tuple[int, ...], steps: int, repeat: int
+) -> Iterator[dict[str, Any]]:
     for rows in batches:
         driver.start(rows, DECODE_CONTEXT + repeat * steps + 1)
         driver.prompt(DECODE_CONTEXT, sample=False)
@@ -251,7 +270,7 @@ def against(line: dict[str, Any], limits: dict[str, Any], quantization: str) -> 
     return shown
 
 
-def measure(name: str, quantization: str, limits: dict[str, Any], threads: int, quick: bool) -> None:
+def measure(name: str, quantization: Quantization, limits: dict[str, Any], threads: int, quick: bool) -> None:
     """All of one shape, printed line by line."""
     head = {"shape": name, "quantization": quantization, "isa": os.environ.get("STERNA_ISA", "auto")}
     lengths, batches = (PROMPTS[:2], BATCHES[:2]) if quick else (PROMPTS, BATCHES)

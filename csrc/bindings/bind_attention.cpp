@@ -118,11 +118,6 @@ Output<float> rope(const std::string& isa, Input<float, 2> x, Input<float, 1> co
   return y;
 }
 
-bool all_finite(const std::string& isa, Input<float, 1> x) {
-  FlushSubnormals flush;
-  return table(isa).all_finite(x.data(), length(x.size()));
-}
-
 nb::tuple maximum(const std::string& isa, Input<float, 1> x) {
   FlushSubnormals flush;
   const Maximum found = table(isa).maximum(x.data(), length(x.size()));
@@ -239,7 +234,6 @@ void bind_attention(nb::module_& m) {
   kernels.def("softcap", &softcap, "isa"_a, "x"_a, "cap"_a);
   kernels.def("gated", &gated, "isa"_a, "gate"_a, "up"_a, "activation"_a);
   kernels.def("rope", &rope, "isa"_a, "x"_a, "cosines"_a, "sines"_a, "x[heads][head_dim]; returns the rotated copy");
-  kernels.def("all_finite", &all_finite, "isa"_a, "x"_a);
   kernels.def("maximum", &maximum, "isa"_a, "x"_a, "(value, index, has_nan)");
   kernels.def("exp_sum", &exp_sum, "isa"_a, "x"_a, "maximum"_a);
   kernels.def("to_query", &to_query, "isa"_a, "q"_a, "q[count][head_dim] to bfloat16 [count][padded_dim]");

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -84,6 +85,16 @@ nb::tuple wait(BoundEngine& self, int64_t number) {
   return nb::make_tuple(to_array(std::move(tokens)), to_array(std::move(is_nan)), logprobs);
 }
 
+// How often a loop over `count` items has run each. Item `failing`, if there is one, throws as where memory runs out.
+std::vector<int> run_each(ThreadPool& pool, int count, int failing) {
+  std::vector<int> runs(size_t(std::max(0, count)));
+  pool.each(count, [&](int64_t item, int) {
+    if (item == failing) throw std::bad_alloc();
+    ++runs[size_t(item)];
+  });
+  return runs;
+}
+
 void fill_page(BoundEngine& self, int group, int64_t page, int byte) {
   KVPool& pool = self.engine->pool();
   const Model& model = self.engine->model();
@@ -95,6 +106,9 @@ void fill_page(BoundEngine& self, int group, int64_t page, int byte) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
+  nb::class_<ThreadPool>(m.attr("kernels"), "ThreadPool", "csrc/engine/threads.h")
+      .def(nb::init<int>(), "threads"_a)
+      .def("each", &run_each, "count"_a, "failing"_a = -1, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<BoundMatrix>(m, "Matrix", "Weights in the packed layout (csrc/kernels/matrix.h), over memory that `data` keeps alive.")
       .def(nb::new_(&make_matrix), "quant"_a, "has_min"_a, "float32_scales"_a, "scale_group"_a, "rows"_a, "cols"_a, "data"_a);
   nb::class_<BoundEngine>(m, "Engine", "csrc/engine/engine.h")
@@ -109,7 +123,10 @@ void bind_engine(nb::module_& m) {
       .def("release", [](BoundEngine& self, int row) { self.engine->release(row); }, "row"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "set_mask",
-          [](BoundEngine& self, int row, std::optional<Words> words) { self.engine->set_mask(row, words ? words->data() : nullptr, words ? words->shape(0) : 0); },
+          [](BoundEngine& self, int row, std::optional<Words> words) {
+            nb::gil_scoped_release release;
+            self.engine->set_mask(row, words ? words->data() : nullptr, words ? words->shape(0) : 0);
+          },
           "row"_a, "words"_a.none())
       .def(
           "submit",

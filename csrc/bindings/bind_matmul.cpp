@@ -229,6 +229,8 @@ void bind_matmul(nb::module_& m) {
   using namespace nb::literals;
   nb::module_ kernels = m.def_submodule("kernels", "Kernels of one instruction set, for tests and benchmarks");
   m.def("available_isas", &available_isas, "Instruction sets that build and processor have, best first");
+  m.def("has_portable_bf16", [](const std::string& isa) { return table(isa).portable_bf16; }, "isa"_a,
+        "Whether its bfloat16 products are summed in the order that all but AMX's tiles have (csrc/kernels/kernels.h)");
   kernels.def("matmul", &matmul, "isa"_a, "form"_a, "rows"_a, "cols"_a, "data"_a, "x"_a, "rows_at_once"_a = 0, "blocks_at_once"_a = 0,
               "x[M][cols] to y[M][padded_rows]; form = (quant, has_min, float32_scales, scale_group)");
   kernels.def("time_matmul", &time_matmul, "isa"_a, "form"_a, "rows"_a, "cols"_a, "num_rows"_a, "copies"_a, "threads"_a, "rounds"_a,

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -39,7 +40,9 @@ class Entries {
   // A vector of `size` floats, null where the entry is None.
   const float* vector(const char* key, int size) const {
     if (!has(key)) return nullptr;
-    const Floats values = get<Floats>(key);
+    Floats values;
+    // Without conversion: nobody would hold what one makes.
+    if (!nb::try_cast(at(key), values, false)) refuse(name(key) + " is not a vector of float32");
     if (int64_t(values.shape(0)) != size) refuse(name(key) + " has " + std::to_string(values.shape(0)) + " numbers, expected " + std::to_string(size));
     return values.data();
   }
@@ -165,6 +168,9 @@ Model read_model(const nb::dict& config) {
     const std::string where = "layers." + std::to_string(i) + ".";
     model.layers.push_back(read_layer(Entries(values, where), values, where, model));
   }
+  for (int g = 0; g < model.kv_groups; ++g)
+    if (std::none_of(model.layers.begin(), model.layers.end(), [g](const Layer& layer) { return layer.attention.kv_group == g; }))
+      refuse("kv_groups: no layer is of group " + std::to_string(g));
   return model;
 }
 

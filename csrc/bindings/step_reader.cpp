@@ -63,6 +63,7 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
   sized(in.seq_lens, rows, "seq_lens");
   sized(in.wants, rows, "wants");
   if (in.input_from) sized(*in.input_from, rows, "input_from");
+  if (rows == 0) refuse("req_pool_idx is empty: a step has rows");
   if (int(in.groups.size()) != model.kv_groups) refuse("groups: expected " + std::to_string(model.kv_groups));
   for (const auto& group : in.groups) sized(group.second, tokens, "out_cache_loc");
   if (in.row_splits.data()[0] != 0 || in.row_splits.data()[rows] != int64_t(tokens)) refuse("row_splits don't cover input_ids");
@@ -73,11 +74,13 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
   for (int32_t id : step.input_ids)
     if (id < 0 || id >= model.vocab_size) refuse("input_ids: " + std::to_string(id) + " is not a token of this model");
   step.positions.resize(tokens);
+  std::vector<int> windows;
+  for (int g = 0; g < model.kv_groups; ++g) windows.push_back(group_window(model, g));
   for (size_t r = 0; r < rows; ++r) {
     Row row = read_row(in, r);
     for (int t = 0; t < row.num_tokens; ++t) step.positions[row.first_token + t] = row.prefix_len + t;
     for (size_t g = 0; g < in.groups.size(); ++g) {
-      row.pages.push_back(read_pages(in.groups[g].first, row, r, group_window(model, int(g)), pool.pages(int(g))));
+      row.pages.push_back(read_pages(in.groups[g].first, row, r, windows[g], pool.pages(int(g))));
       for (int t = 0; t < row.num_tokens; ++t) {
         const int position = row.prefix_len + t;
         const int64_t slot = int64_t(row.pages[g][position / kPage]) * kPage + position % kPage;

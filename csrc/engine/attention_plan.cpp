@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
-#include "kernels/kernels.h"
-
 namespace sterna {
 namespace {
 
 constexpr int kPagesPerSpan = kSpan / kPage;
-// Partial results take a few hundred bytes a head each: beyond so many, rows go their own way.
-constexpr int kMaxPartials = 16384;
+// Partial results of a layer take so much memory at most: where that is full, rows go their own way.
+constexpr size_t kPartialBytes = 64 << 20;
 
 struct Reader {
   int32_t page;  // the span's last page says which pages all of it lies on: what precedes a shared page is shared
@@ -36,10 +34,12 @@ std::vector<std::vector<Reader>> readers_by_span(const Step& step, const std::ve
 
 }  // namespace
 
-AttentionPlan plan_attention(const Step& step, int group, int window, int queries_per_token, int kv_heads, int threads) {
+AttentionPlan plan_attention(const Step& step, const Attention& attention, int threads) {
   AttentionPlan plan;
   plan.partial_of.resize(step.rows.size());
-  const int tokens_per_tile = std::max(1, kQueries / queries_per_token);
+  const int window = attention.window;
+  const int tokens_per_tile = std::max(1, kQueries * attention.kv_heads / attention.heads);
+  const int most_partials = int(kPartialBytes / (size_t(attention.heads) * size_t(padded_dim(attention.head_dim) + 2) * sizeof(float)));
   std::vector<int32_t> single;
   for (size_t i = 0; i < step.rows.size(); ++i) {
     const Row& row = step.rows[i];
@@ -47,15 +47,15 @@ AttentionPlan plan_attention(const Step& step, int group, int window, int querie
     for (int t = 0; t < row.num_tokens; t += tokens_per_tile)
       plan.tiles.push_back({int32_t(i), row.first_token + t, std::min(tokens_per_tile, row.num_tokens - t)});
   }
-  const bool idle_threads = int64_t(plan.tiles.size()) * kv_heads < 4 * threads;
+  const bool idle_threads = int64_t(plan.tiles.size()) * attention.kv_heads < 4 * threads;
   if (single.size() < 2 && !idle_threads) return plan;
 
-  const auto spans = readers_by_span(step, single, group, window);
+  const auto spans = readers_by_span(step, single, attention.kv_group, window);
   for (size_t s = 0; s < spans.size(); ++s) {
     const auto& readers = spans[s];
     for (size_t from = 0, to; from < readers.size(); from = to) {
       for (to = from + 1; to < readers.size() && readers[to].page == readers[from].page && to - from < size_t(tokens_per_tile);) ++to;
-      if ((to - from < 2 && !idle_threads) || plan.num_partials + int(to - from) > kMaxPartials) continue;
+      if ((to - from < 2 && !idle_threads) || plan.num_partials + int(to - from) > most_partials) continue;
       SharedSpan shared{int32_t(s), {}, {}};
       for (size_t i = from; i < to; ++i) {
         const Row& row = step.rows[readers[i].row];

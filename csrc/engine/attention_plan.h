@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "model.h"
 #include "step.h"
 
 namespace sterna {
@@ -35,10 +36,11 @@ struct AttentionPlan {
 // The first span in which a query at `position` sees a key.
 inline int first_span(int position, int window) {
   const int64_t first = int64_t(position) - window + 1;
-  return first > 0 ? int(first / 256) : 0;
+  return first > 0 ? int(first / kSpan) : 0;
 }
 
-// `queries_per_token`: query heads per key head. `threads`: with too few tiles to occupy them, single rows' spans are also computed apart.
-AttentionPlan plan_attention(const Step& step, int group, int window, int queries_per_token, int kv_heads, int threads);
+// For layers whose attention has this one's group, window and shape. `threads`: with too few tiles to occupy them, single rows' spans are also
+// computed apart.
+AttentionPlan plan_attention(const Step& step, const Attention& attention, int threads);
 
 }  // namespace sterna

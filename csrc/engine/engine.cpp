@@ -48,7 +48,7 @@ void Engine::submit(Step step) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) throw std::runtime_error("the engine has been shut down");
-    if (!pending_.emplace(step.number, false).second) throw std::invalid_argument("step " + std::to_string(step.number) + " is submitted already");
+    if (!outcomes_.try_emplace(step.number).second) throw std::invalid_argument("step " + std::to_string(step.number) + " is submitted already");
     queue_.push_back(std::move(step));
   }
   queued_.notify_one();
@@ -56,11 +56,14 @@ void Engine::submit(Step step) {
 
 StepResult Engine::wait(int64_t number) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (pending_.count(number) == 0) throw std::invalid_argument("step " + std::to_string(number) + " was not submitted, or its result was taken");
-  done_.wait(lock, [&] { return pending_[number]; });
-  pending_.erase(number);
-  Outcome outcome = std::move(outcomes_.at(number));
-  outcomes_.erase(number);
+  auto found = outcomes_.end();
+  done_.wait(lock, [&] {
+    found = outcomes_.find(number);
+    return found == outcomes_.end() || found->second.has_value();
+  });
+  if (found == outcomes_.end()) throw std::invalid_argument("step " + std::to_string(number) + " was not submitted, or its result was taken");
+  Outcome outcome = std::move(*found->second);
+  outcomes_.erase(found);
   lock.unlock();
   if (outcome.fault) std::rethrow_exception(outcome.fault);
   return std::move(outcome.result);
@@ -85,8 +88,7 @@ void Engine::drive() {
     }
 
     lock.lock();
-    pending_[step.number] = true;
-    outcomes_[step.number] = std::move(outcome);
+    outcomes_.at(step.number) = std::move(outcome);
     lock.unlock();
     done_.notify_all();
   }
@@ -99,18 +101,23 @@ StepResult Engine::compute(Step& step) {
     for (const Row& row : step.rows) {
       if (row.input_from >= 0) step.input_ids[row.first_token] = token_of_last(step.number, row.input_from);
       if (!row.wants_sample) continue;
-      if (!sampler_.is_bound(row.pool_index)) throw std::invalid_argument("row " + std::to_string(row.pool_index) + " wants a sample and isn't bound");
+      require_bound(row.pool_index);
       result.has_logprobs = result.has_logprobs || sampler_.wants_logprobs(row.pool_index);
     }
   }
   forward_.run(step, [&](int row, float* logits, int thread) {
     std::shared_lock<std::shared_mutex> lock(sampler_mutex_);
+    require_bound(step.rows[row].pool_index);  // again: whoever releases a row of a step that runs gets an error, not memory that is gone
     result.rows[row] = sampler_.sample(step.rows[row].pool_index, logits, scratch_[thread]);
   });
   last_number_ = step.number;
   last_tokens_.clear();
   for (const SampledToken& each : result.rows) last_tokens_.push_back(each.token);
   return result;
+}
+
+void Engine::require_bound(int row) const {
+  if (!sampler_.is_bound(row)) throw std::invalid_argument("row " + std::to_string(row) + " wants a sample and isn't bound");
 }
 
 // A row without a token has ended; what is computed on top of it is nobody's.

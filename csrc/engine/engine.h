@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <thread>
 
@@ -17,7 +18,8 @@ namespace sterna {
 
 class Engine {
  public:
-  // `slots`: per KV group, a multiple of kPage. Throws std::bad_alloc where memory for keys and values can't be had.
+  // `slots`: per KV group, a multiple of kPage. Throws std::bad_alloc where memory for keys and values can't be had, std::system_error
+  // where threads can't.
   Engine(Model model, const Kernels& kernels, const std::vector<int64_t>& slots, int threads);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -36,7 +38,7 @@ class Engine {
   void submit(Step step);
   // The step's result, once. Throws what the step failed with; std::invalid_argument for a number that was never submitted.
   StepResult wait(int64_t number);
-  // Finish the queue and end the threads. Idempotent; `submit` throws std::runtime_error afterwards.
+  // Finish the queue and end the thread that runs it; results can still be waited for. Idempotent; `submit` throws std::runtime_error afterwards.
   void stop();
 
  private:
@@ -47,6 +49,7 @@ class Engine {
 
   void drive();
   StepResult compute(Step& step);
+  void require_bound(int row) const;
   int32_t token_of_last(int64_t number, int row) const;
 
   const Model model_;
@@ -64,8 +67,7 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable queued_, done_;
   std::deque<Step> queue_;
-  std::map<int64_t, bool> pending_;  // submitted and not yet waited for; true once it is in `outcomes_`
-  std::map<int64_t, Outcome> outcomes_;
+  std::map<int64_t, std::optional<Outcome>> outcomes_;  // of steps submitted and not yet taken; empty until one is done
   bool stopping_ = false;
   std::thread driver_;
 };

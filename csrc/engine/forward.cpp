@@ -36,7 +36,7 @@ Forward::Forward(const Model& model, const Kernels& kernels, KVPool& pool, Threa
     const Attention& a = model.layers[i].attention;
     auto same = [&](int other) {
       const Attention& b = model.layers[other].attention;
-      return a.kv_group == b.kv_group && a.window == b.window && a.heads == b.heads && a.kv_heads == b.kv_heads;
+      return a.kv_group == b.kv_group && a.window == b.window && a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
     };
     const auto found = std::find_if(plan_layer_.begin(), plan_layer_.end(), same);
     plan_of_layer_.push_back(int(found - plan_layer_.begin()));
@@ -114,10 +114,7 @@ void Forward::rope_angles(const Step& step) {
 
 void Forward::plan(const Step& step) {
   plans_.clear();
-  for (int i : plan_layer_) {
-    const Attention& a = model_.layers[i].attention;
-    plans_.push_back(plan_attention(step, a.kv_group, a.window, a.heads / a.kv_heads, a.kv_heads, threads_.size()));
-  }
+  for (int i : plan_layer_) plans_.push_back(plan_attention(step, model_.layers[i].attention, threads_.size()));
 }
 
 void Forward::embed(const Step& step) {

@@ -71,23 +71,23 @@ class Forward {
   KVPool& pool_;
   ThreadPool& threads_;
 
-  std::vector<AttentionPlan> plans_;  // per layer's (group, window, heads): index in plan_of_layer_
+  std::vector<AttentionPlan> plans_;  // of this step, one for all layers whose attention has the same KV group, window and shape
   std::vector<int> plan_of_layer_;
-  std::vector<int> plan_layer_;  // a layer that each plan is for
+  std::vector<int> plan_layer_;  // the first layer that each plan is for
 
   std::vector<int32_t> row_of_token_;
   std::vector<int32_t> sampled_;  // rows of the step that want a sample
-  Buffer<float> x_, qkv_, mixed_, y_, ff_, kept_, logits_, partials_;
+  Buffer<float> x_, qkv_, mixed_, y_, ff_, logits_, partials_;
   Buffer<uint16_t> queries_;
   std::vector<Buffer<float>> angles_;  // per rope: [token][half] cosines and then [token][half] sines
   Inputs inputs_, hidden_inputs_, expert_inputs_;
   std::vector<Scratch> scratch_;
 
-  // Of a mixture: (token, choice) pairs sorted by expert.
+  // Of a mixture: one token's choice of one expert. Rows of the expert's inputs are sorted by expert.
   struct Choice {
     int32_t token;
     float weight;
-    int32_t place;  // among its expert's rows
+    int32_t place;  // its row among those of all experts
   };
   std::vector<Choice> choices_;           // [token][top_k]
   std::vector<int32_t> expert_rows_;      // [experts + 1]: where each expert's rows begin

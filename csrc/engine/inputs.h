@@ -1,6 +1,7 @@
 // Activations on their way into matrix products: each row in the form, or the two forms, that the matrices ask for.
 #pragma once
 
+#include <cstring>
 #include <initializer_list>
 
 #include "buffer.h"
@@ -25,7 +26,11 @@ class Inputs {
   }
 
   // Row `row` of these becomes row `from` of `other`, which holds all forms that this one is reserved for.
-  void copy(int row, const Inputs& other, int from);
+  void copy(int row, const Inputs& other, int from) {
+    const size_t int8 = Activations::int8_stride(cols_), bf16 = Activations::bf16_stride(cols_);
+    if (int8_) std::memcpy(int8_rows_.get() + int8 * size_t(row), other.int8_rows_.get() + int8 * size_t(from), int8);
+    if (bf16_) std::memcpy(bf16_rows_.get() + bf16 * size_t(row), other.bf16_rows_.get() + bf16 * size_t(from), bf16);
+  }
 
   Activations view(const Matrix& reader) const {
     if (reader.quant == Quant::kBf16) return {bf16_rows_.get(), Activations::bf16_stride(cols_), cols_};

@@ -1,17 +1,10 @@
 // A mixture of experts: each token's rows go to its experts, sorted by expert so that each expert's matrices are read once.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "forward.h"
 
 namespace sterna {
-
-void Inputs::copy(int row, const Inputs& other, int from) {
-  const size_t int8 = Activations::int8_stride(cols_), bf16 = Activations::bf16_stride(cols_);
-  if (int8_) std::memcpy(int8_rows_.get() + int8 * row, other.int8_rows_.get() + int8 * from, int8);
-  if (bf16_) std::memcpy(bf16_rows_.get() + bf16 * row, other.bf16_rows_.get() + bf16 * from, bf16);
-}
 
 // Fills choices_ and expert_rows_ from the router's logits. softmax over all experts is monotonic, so the likeliest have the largest logits.
 void Forward::route(const Mixture& mixture, int tokens) {

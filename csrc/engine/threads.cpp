@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include <utility>
+
 #include "kernels/flush.h"
 
 #if defined(__x86_64__)
@@ -23,10 +25,17 @@ void pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : stretches_(size_t(threads)) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
@@ -56,13 +65,19 @@ void ThreadPool::run(int64_t count, Item item, const void* context) {
     // Whoever is late may be waiting for this very core.
     if (spins >= kSpins) std::this_thread::yield();
   }
+  if (fault_) std::rethrow_exception(std::exchange(fault_, nullptr));
 }
 
 void ThreadPool::take_items(int thread) {
   const size_t threads = stretches_.size();
-  for (size_t t = 0; t < threads; ++t) {
-    Stretch& stretch = stretches_[(size_t(thread) + t) % threads];
-    for (int64_t i; (i = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;) item_(context_, i, thread);
+  try {
+    for (size_t t = 0; t < threads; ++t) {
+      Stretch& stretch = stretches_[(size_t(thread) + t) % threads];
+      for (int64_t i; (i = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;) item_(context_, i, thread);
+    }
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    fault_ = std::current_exception();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -15,6 +16,7 @@ namespace sterna {
 // forward (`Awake`), asleep otherwise.
 class ThreadPool {
  public:
+  // Throws std::system_error where the system has no thread left to give.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -23,7 +25,8 @@ class ThreadPool {
   int size() const { return int(workers_.size()) + 1; }
 
   // body(item, thread) for every item in 0 .. count - 1, in no order to rely on, thread in 0 .. size() - 1. Returns when all are done. Everything that
-  // the caller wrote before is seen by the bodies, and what they wrote by the caller. Bodies don't throw.
+  // the caller wrote before is seen by the bodies, and what they wrote by the caller. Where bodies throw, some items may not be run, and one of the
+  // exceptions is thrown here when no body runs any longer.
   template <class Body>
   void each(int64_t count, const Body& body) {
     if (count <= 0) return;
@@ -53,6 +56,7 @@ class ThreadPool {
   void work(int thread);
   uint64_t wait_for_round(uint64_t seen);
   void take_items(int thread);
+  void end();
 
   std::vector<std::thread> workers_;
   std::atomic<bool> awake_{false};
@@ -70,6 +74,7 @@ class ThreadPool {
   const void* context_ = nullptr;
 
   std::mutex mutex_;
+  std::exception_ptr fault_;  // of the round; written with the lock held
   std::condition_variable wake_;
   std::atomic<int> asleep_{0};
   std::atomic<bool> stop_{false};

@@ -111,7 +111,6 @@ struct Kernels {
   // Rotate the first 2 * half elements of each of `heads` heads of x (head_dim apart): (a, b) = (x[i], x[i + half]) becomes
   // (fma(a, c, -(b * s)), fma(b, c, a * s)), c = cosines[i], s = sines[i].
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cosines, const float* sines);
-  bool (*all_finite)(const float* x, int n);
 
   // ---- attention ----
   void (*to_query)(const float* q, int head_dim, uint16_t* out);  // bfloat16, padded with zeros

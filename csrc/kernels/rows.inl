@@ -60,13 +60,6 @@ static void rope(float* x, int heads, int head_dim, int half, const float* cosin
   }
 }
 
-// Zero times a number is zero; times an infinity or NaN it is NaN.
-static bool all_finite(const float* x, int n) {
-  Lanes zeros = zero();
-  for_lanes(n, [&](int i, int count) STERNA_BODY { zeros = fma(load(x + i, count), zero(), zeros); });
-  return reduce_add(zeros) == 0.0f;
-}
-
 static void fill_rows(Kernels& k) {
   k.rms_norm = rms_norm;
   k.add = add_row;
@@ -75,5 +68,4 @@ static void fill_rows(Kernels& k) {
   k.softcap = softcap_row;
   k.gated = gated;
   k.rope = rope;
-  k.all_finite = all_finite;
 }

@@ -189,6 +189,7 @@ std::optional<PackFault> pack_rows(const SourceType& source, const Matrix& layou
     faults[part] = pack_blocks(source, layout, rows, out, first, last, scratch[part]);
   };
   std::vector<std::thread> others;
+  others.reserve(size_t(parts));
   for (int part = 1; part < parts; ++part) {
     try {
       others.emplace_back(work, part);

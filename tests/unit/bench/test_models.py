@@ -51,7 +51,7 @@ def test_a_shape_has_its_models_number_of_weights(name: str, billions: float) ->
 
 def test_least_work_counts_what_a_step_can_not_do_without() -> None:
     work = shapes.Work(weights=1000, matrix=600, head=400, kv_per_token=10, heads_width=8)
-    assert work.step_bytes(rows=2, context=5, bits=16) == (600 + 400) * 2 + 2 * 5 * 10 * 2
+    assert work.step_bytes(rows=2, context=5, bits=(8, 16)) == 600 + 400 * 2 + 2 * 5 * 10 * 2
     assert work.operations(tokens=3, samples=1, attended=6) == 2 * 3 * 600 + 2 * 400 + 4 * 6 * 8
 
 
@@ -62,10 +62,28 @@ def test_a_shape_that_memory_can_not_hold_is_refused_before_it_is_made(monkeypat
     assert available_memory_bytes() > 0
 
 
+@pytest.mark.parametrize("quantization", shapes.BITS)
+def test_random_weights_take_as_many_bits_as_is_said_and_give_numbers(quantization: str) -> None:
+    rope = shapes.RopeSpec(1e4, 32)
+    tiny = shapes._llama((2, 64, 512, 2, 1, 32, 320), rope, 1e-5, tied=False)
+    weights = shapes.RandomWeights(tiny, quantization, 1)  # type: ignore[arg-type]
+    for name, record in weights.header.matrices.items():
+        bits = shapes.BITS[quantization][name in ("embed", "head")]
+        assert record.nbytes * 8 == record.rows * record.cols * bits, name
+    args = shapes.ServerArgs(threads=1, max_total_tokens=64, context_length=64)
+    executor = shapes.make(args, shapes._facts(tiny), tiny, weights)
+    driver = shapes.Driver(executor, tiny.vocab_size)
+    driver.start(2, 20)
+    driver.prompt(18, sample=False)
+    first = driver.decode(np.ones(2, dtype=np.int32))
+    assert len(driver.decode(first)) == 2
+    executor.shutdown()
+
+
 class _Recorder:
     """An executor that answers token 5 to whoever asks, and keeps the batches."""
 
-    info = ExecutorInfo("recorder", "", "cpu", 4096, 16, 64, 4096, True, "none", 1)
+    info = ExecutorInfo("recorder", "", "cpu", (4096,), (None,), 16, 64, 4096, True, "none", 1)
 
     def __init__(self) -> None:
         self.batches: list[ForwardBatch] = []

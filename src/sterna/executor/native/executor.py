@@ -66,6 +66,8 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         raise ConfigError(
             f"no memory for a KV pool of {show_bytes(kv_bytes(spec, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory"
         ) from None
+    except RuntimeError as fault:  # std::system_error
+        raise ConfigError(f"the native executor can't start {threads} threads: {fault}") from fault
     info = ExecutorInfo(
         name="native",
         dtype=config.weights_dtype,

@@ -10,15 +10,7 @@ kernels = _native.kernels
 Floats = NDArray[np.float32]
 
 
-def _has(isa: str) -> bool:
-    try:
-        kernels.all_finite(isa, np.zeros(1, np.float32))
-    except ValueError:
-        return False
-    return True
-
-
-ISAS = [isa for isa in ("portable", "avx2", "avx512vnni", "avx512", "amx") if _has(isa)]
+ISAS = [isa for isa in ("portable", "avx2", "avx512vnni", "avx512", "amx") if isa in _native.available_isas()]
 SIZES = [1, 15, 16, 17, 576]
 
 

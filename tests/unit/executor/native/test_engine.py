@@ -28,6 +28,7 @@ FORMS: dict[str, Callable[[str], Format]] = {
 MODELS = ["llama", "llama-bias", "llama-one-kv-head", "llama-gelu", "llama-yarn", "mistral-window", "qwen2", "qwen3-window", "llama-untied"]
 PROMPT: list[int] = np.random.RandomState(7).randint(3, 336, size=300).tolist()
 NEW = 8
+NOBODY = np.zeros(0, dtype=np.int32)
 
 
 @cache
@@ -249,6 +250,16 @@ class TestRefusals:
             ({"groups": [(np.zeros((1, 32), dtype=np.int32), np.array([0, 2], dtype=np.int32))]}, "out_cache_loc"),
             ({"input_from": np.array([0], dtype=np.int32)}, "several tokens"),
             ({"groups": []}, "groups"),
+            (
+                {
+                    "input_ids": NOBODY,
+                    "row_splits": np.zeros(1, dtype=np.int32),
+                    **dict.fromkeys(("prefix_lens", "seq_lens", "req_pool_idx"), NOBODY),
+                    "wants": np.zeros(0, dtype=np.uint8),
+                    "groups": [(np.zeros((1, 32), dtype=np.int32), NOBODY)],
+                },
+                "a step has rows",
+            ),
         ],
     )
     def test_a_malformed_step_is_refused(self, driver: Driver, changes: dict[str, object], message: str) -> None:

@@ -99,18 +99,6 @@ def test_rope_rotates_the_first_elements_of_each_head_and_no_others(isa: str, he
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("n", SIZES)
-def test_one_infinity_or_nan_anywhere_is_noticed(isa: str, n: int) -> None:
-    x = row(n, 1e30)
-    assert kernels.all_finite(isa, x)
-    for at in {0, n // 2, n - 1}:
-        for bad in (np.inf, -np.inf, np.nan):
-            spoilt = x.copy()
-            spoilt[at] = bad
-            assert not kernels.all_finite(isa, spoilt)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("n", SIZES)
 def test_every_instruction_set_gives_the_same_bits(isa: str, n: int) -> None:
     x, y, w = row(n, 5), row(n), row(n)
     x[n // 2] = np.float32(1e-40)  # a subnormal, which all take as zero
