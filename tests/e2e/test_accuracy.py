@@ -31,7 +31,8 @@ def measure(*flags: str) -> dict[str, Any]:
     return figures
 
 
-# Over so few tokens each bound is about three standard errors from what 16,000 tokens give.
+# Over so few tokens the figures vary with the text, which varies with Python's version: the bounds leave room for that.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("flags", "ratio", "same", "difference"), [((), 0.02, 0.96, 0.1), (("--bfloat16",), 0.01, 0.97, 0.04)])
 def test_it_is_near_float32_in_both_roles(smollm2: object, flags: tuple[str, ...], ratio: float, same: float, difference: float) -> None:
     figures = measure(*flags)
