@@ -285,10 +285,13 @@ static void store_kv(const float* k, const float* v, int head_dim, int slot, uin
   const int dim = padded_dim(head_dim);
   uint16_t* keys = reinterpret_cast<uint16_t*>(page);
   uint16_t* values = keys + dim * kPage + (slot / 2 * dim * 2 + slot % 2);
+  Lanes zeros = zero();  // zero times a number is zero; times an infinity or NaN it is NaN
+  for_lanes(head_dim, [&](int d, int n) STERNA_BODY { zeros = fma(widen(narrow(load(v + d, n))), zero(), zeros); });
+  const bool finite = reduce_add(zeros) == 0.0f;
   for_lanes(head_dim, [&](int d, int n) {
     uint16_t key[kLanes], value[kLanes];
-    store_halves(key, narrow(load(k + d, n)));
-    store_halves(value, narrow(load(v + d, n)));
+    store_halves(key, narrow(finite ? load(k + d, n) : set1(__builtin_nanf(""))));
+    store_halves(value, narrow(finite ? load(v + d, n) : zero()));
     for (int i = 0; i < kLanes; i += 2) __builtin_memcpy(keys + (d + i) * kPage + slot * 2, key + i, 4);
     for (int i = 0; i < kLanes; i++) values[(d + i) * 2] = value[i];
   });

@@ -31,7 +31,8 @@ STERNA_INLINE constexpr size_t page_head_bytes(int head_dim) { return size_t(pad
 
 // Attention of queries over one span of keys: the keys at positions first_key .. first_key + num_keys - 1, first_key a multiple of kSpan,
 // 1 <= num_keys <= kSpan. Slots behind num_keys hold anything, NaN included, and have no influence; so do slots before the first key that any query
-// sees, whose pages are not read at all. (Between the first key and the last that are seen by some query, values must be finite: they are weighed by 0.)
+// sees, whose pages are not read at all. Between the first key and the last that are seen by some query, values must be finite (store_kv sees to that):
+// to those who don't see them they are weighed by 0.
 struct Span {
   const uint8_t* const* pages;  // [ceil(num_keys / 16)]: this key head's part of each page
   int32_t first_key;
@@ -114,7 +115,8 @@ struct Kernels {
 
   // ---- attention ----
   void (*to_query)(const float* q, int head_dim, uint16_t* out);  // bfloat16, padded with zeros
-  // Write one token's k and v [head_dim] of one key head into slot `slot` (0 .. 15) of its page.
+  // Write one token's k and v [head_dim] of one key head into slot `slot` (0 .. 15) of its page. Where v, rounded, has a NaN or an infinity, k is
+  // stored as NaN and v as zeros: so whoever sees the token has NaN, and nobody else.
   void (*store_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
   // score = (q . k in bfloat16 pairs over ascending dims) * scale, softcapped; p = exp(score - m) rounded to bfloat16; l sums those p over lanes
   // (lane = key % 16, keys ascending, one tree); o takes pairs of keys ascending.

@@ -219,6 +219,18 @@ def test_nan_in_a_key_that_is_seen_reaches_the_result(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.4e38])
+def test_a_value_that_is_not_finite_reaches_those_who_see_it_and_nobody_else(isa: str, bad: float) -> None:
+    """3.4e38 is a float32, and too large for a bfloat16."""
+    case = make(40, 101, [100, 50])
+    clean = whole(case, isa)
+    case.v[100, 7] = bad
+    got = whole(case, isa)
+    assert np.isnan(got[0]).all()
+    np.testing.assert_array_equal(bits(got[1]), bits(clean[1]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 50])
 def test_fold_and_finish_are_their_formulas(isa: str, count: int) -> None:
     def partial() -> Partial:
