@@ -12,6 +12,7 @@ namespace {
 #include "attention.inl"
 #include "logits.inl"
 #include "matmul_amx.inl"
+#include "noise.inl"
 #include "rows.inl"
 }  // namespace
 
@@ -23,6 +24,7 @@ void make_kernels_amx_emulated(Kernels& k) {
   fill_attention(k);
   fill_logits(k);
   fill_matmul(k);
+  fill_noise(k);
   fill_rows(k);
 }
 
