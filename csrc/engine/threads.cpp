@@ -23,10 +23,17 @@ void pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : stretches_(size_t(threads)) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {
+    end();  // a thread that nobody joins would end the process
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);

@@ -15,6 +15,7 @@ namespace sterna {
 // forward (`Awake`), asleep otherwise.
 class ThreadPool {
  public:
+  // Throws std::system_error where the system gives fewer.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -49,6 +50,7 @@ class ThreadPool {
  private:
   using Item = void (*)(const void* context, int64_t item, int thread);
 
+  void end();
   void run(int64_t count, Item item, const void* context);
   void work(int thread);
   uint64_t wait_for_round(uint64_t seen);

@@ -56,7 +56,10 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         raise ConfigError(f"--page-size must be a multiple of {PAGE} for the native executor, not {args.page_size}")
     if not spec.causal:
         raise ModelError("the native executor runs decoders only")
-    isa, threads = choose_isa(args), args.threads or usable_cores()
+    isa, cores = choose_isa(args), usable_cores()
+    threads = args.threads or cores
+    if threads > cores:
+        log.warning("--threads %d: %s may be used here; threads that share a core wait for one another", threads, _count(cores, "core"))
     slots = choose_group_slots(args, spec, KV_BYTES_PER_ELEMENT, available_memory_bytes())
     try:
         engine = _native.Engine(engine_config(spec, weights), list(slots), threads, isa)
@@ -66,6 +69,8 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         raise ConfigError(
             f"no memory for a KV pool of {show_bytes(kv_bytes(spec, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory"
         ) from None
+    except RuntimeError as fault:
+        raise ConfigError(f"the system gives no {_count(threads, 'compute thread')}: {fault}; see --threads") from fault
     info = ExecutorInfo(
         name="native",
         dtype=config.weights_dtype,
