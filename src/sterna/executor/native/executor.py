@@ -58,7 +58,10 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
         raise ConfigError(f"--page-size must be a multiple of {PAGE} for the native executor, not {args.page_size}")
     if not spec.causal:
         raise ModelError("the native executor runs decoders only")
-    isa, threads = choose_isa(args), args.threads or usable_cores()
+    isa, cores = choose_isa(args), usable_cores()
+    threads = args.threads or cores
+    if threads > cores:
+        log.warning("--threads %d: %s may be used here; threads that share a core wait for one another", threads, _count(cores, "core"))
     stored = msgspec.structs.replace(spec, kv_groups=stored_kv_groups(spec))
     slots = choose_group_slots(args, stored, KV_BYTES_PER_ELEMENT, available_memory_bytes())
     try:
@@ -70,7 +73,7 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
             f"no memory for a KV pool of {show_bytes(kv_bytes(stored, slots, KV_BYTES_PER_ELEMENT))}: see --kv-memory"
         ) from None
     except RuntimeError as fault:  # std::system_error
-        raise ConfigError(f"the native executor can't start {threads} threads: {fault}") from fault
+        raise ConfigError(f"the system gives no {_count(threads, 'compute thread')}: {fault}; see --threads") from fault
     info = ExecutorInfo(
         name="native",
         dtype=config.weights_dtype,

@@ -71,7 +71,7 @@ def open_packed(folder: Path, cache_dir: Path, quantization: Quantization) -> Pa
     key = _key(index, quantization, content)
     found = _map_existing(root, key, header)
     if found is not None:
-        return found
+        return found  # what is damaged is told of by whoever makes it anew
     try:
         return _make(_Source(folder, files, content), header, root, key)
     except OSError as fault:
@@ -121,13 +121,14 @@ def _key(index: WeightIndex, quantization: Quantization, content: str) -> str:
     return hashlib.sha256(msgspec.msgpack.encode((VERSION, quantization, content, found))).hexdigest()[: cache.KEY_DIGITS]
 
 
-def _map_existing(root: Path, key: str, header: PackedHeader) -> PackedModel | None:
+def _map_existing(root: Path, key: str, header: PackedHeader, *, warn: bool = False) -> PackedModel | None:
     """None where there is none that is whole. The same model may have been packed under another name."""
     for path in root.glob(f"*-{key}{PACKED_SUFFIX}"):
         try:
             packed = PackedModel.map(path, header)
         except (OSError, Damaged) as fault:
-            log.warning("packed weights are made anew: %s: %s", path, fault)
+            if warn:
+                log.warning("packed weights are made anew: %s: %s", path, fault)
             continue
         with suppress(OSError):  # a cache that can't be written to is as good to read
             os.utime(path)
@@ -141,7 +142,7 @@ def _make(source: _Source, header: PackedHeader, root: Path, key: str) -> Packed
     path = root / f"{label}-{key}{PACKED_SUFFIX}"
     root.mkdir(parents=True, exist_ok=True)
     with cache.exclusive(root / f"{label}.lock", f"waiting: another start of Sterna is packing the weights of {label}"):
-        found = _map_existing(root, key, header)
+        found = _map_existing(root, key, header, warn=True)
         if found is not None:
             return found
         _sweep(root, label)
