@@ -22,7 +22,7 @@ Temperature = Annotated[float, Meta(ge=0, le=100)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_COUNT, description="-1 or 0: off")]
 MinP = Annotated[float, Meta(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.001, le=10)]  # far below, logits divided by it leave float32
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(description="64 bits: -2^63 to 2^64-1; a negative seed is the unsigned one with the same bits")]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_COUNT)]

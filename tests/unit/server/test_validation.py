@@ -35,6 +35,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("top_k", -2),
     ("min_p", 2),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-300),
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("n", 5_000_000),
