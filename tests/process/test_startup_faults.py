@@ -45,7 +45,7 @@ def weights_that_are_no_numbers(byte_model: Path, scratch: Path) -> tuple[Path, 
 
 
 def an_instruction_set_that_is_none(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
-    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "native", "--isa", "mmx"], "portable on this machine, not 'mmx'"
+    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "native", "--isa", "mmx"], "on this machine, not 'mmx'"
 
 
 def a_setting_of_another_engine(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
