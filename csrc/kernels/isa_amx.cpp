@@ -1,30 +1,9 @@
 // The kernels for `amx`: shared sources over this instruction set's lanes, and its own matrix products.
 #define STERNA_LANES_AVX512 1
 #define STERNA_HAS_DPBF16 1
-#include "kernels.h"
-#include "lanes.h"
-#include "tiles.h"
-
-namespace sterna {
-namespace {
-#include "activations.inl"
-#include "attention.inl"
-#include "logits.inl"
-#include "matmul_amx.inl"
-#include "noise.inl"
-#include "rows.inl"
-}  // namespace
-
-// Called only where the processor has these instructions; a static initializer would run everywhere.
-void make_kernels_amx(Kernels& k) {
-  k.name = "amx";
-  k.portable_bf16 = false;
-  fill_activations(k);
-  fill_attention(k);
-  fill_logits(k);
-  fill_matmul(k);
-  fill_noise(k);
-  fill_rows(k);
-}
-
-}  // namespace sterna
+#define STERNA_TILES 1
+#define STERNA_ISA amx
+#define STERNA_ISA_NAME "amx"
+#define STERNA_MATMUL "matmul_amx.inl"
+#define STERNA_PORTABLE_BF16 false
+#include "isa_body.inl"

@@ -1,28 +1,7 @@
 // The kernels for `avx512vnni`: shared sources over this instruction set's lanes, and its own matrix products.
 #define STERNA_LANES_AVX512 1
-#include "lanes.h"
-#include "kernels.h"
-
-namespace sterna {
-namespace {
-#include "activations.inl"
-#include "attention.inl"
-#include "logits.inl"
-#include "matmul_avx512.inl"
-#include "noise.inl"
-#include "rows.inl"
-}  // namespace
-
-// Called only where the processor has these instructions; a static initializer would run everywhere.
-void make_kernels_avx512vnni(Kernels& k) {
-  k.name = "avx512vnni";
-  k.portable_bf16 = true;
-  fill_activations(k);
-  fill_attention(k);
-  fill_logits(k);
-  fill_matmul(k);
-  fill_noise(k);
-  fill_rows(k);
-}
-
-}  // namespace sterna
+#define STERNA_ISA avx512vnni
+#define STERNA_ISA_NAME "avx512vnni"
+#define STERNA_MATMUL "matmul_avx512.inl"
+#define STERNA_PORTABLE_BF16 true
+#include "isa_body.inl"

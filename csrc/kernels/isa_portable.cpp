@@ -1,28 +1,7 @@
 // The kernels for `portable`: shared sources over this instruction set's lanes, and its own matrix products.
 #define STERNA_LANES_PORTABLE 1
-#include "lanes.h"
-#include "kernels.h"
-
-namespace sterna {
-namespace {
-#include "activations.inl"
-#include "attention.inl"
-#include "logits.inl"
-#include "matmul_portable.inl"
-#include "noise.inl"
-#include "rows.inl"
-}  // namespace
-
-// Called only where the processor has these instructions; a static initializer would run everywhere.
-void make_kernels_portable(Kernels& k) {
-  k.name = "portable";
-  k.portable_bf16 = true;
-  fill_activations(k);
-  fill_attention(k);
-  fill_logits(k);
-  fill_matmul(k);
-  fill_noise(k);
-  fill_rows(k);
-}
-
-}  // namespace sterna
+#define STERNA_ISA portable
+#define STERNA_ISA_NAME "portable"
+#define STERNA_MATMUL "matmul_portable.inl"
+#define STERNA_PORTABLE_BF16 true
+#include "isa_body.inl"
