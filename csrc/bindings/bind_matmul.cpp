@@ -181,11 +181,16 @@ nb::tuple quantize(const std::string& isa, const Floats<1>& x) {
     FlushSubnormals flush;
     kernels.quantize(x.data(), cols, row.data());
   }
-  auto q = array<int8_t>({groups, size_t(kGroup)});
-  auto d = array<float>({groups}), s = array<float>({groups}), s16 = array<float>({groups, 2});
-  auto zero_int4 = array<int32_t>({groups}), zero_int8 = array<int32_t>({groups}), zero_int8_16 = array<int32_t>({groups, 2});
-  for (size_t g = 0; g < groups; g++) {
-    const ActivationGroup& group = reinterpret_cast<const ActivationGroup*>(row.data())[g];
+  const ActivationGroup* all_groups = reinterpret_cast<const ActivationGroup*>(row.data());
+  const int32_t* which = reinterpret_cast<const int32_t*>(all_groups + groups + most_refined(int(groups)));
+  const size_t num_refined = size_t(std::find(which, which + most_refined(int(groups)), kNoGroup) - which), count = groups + num_refined;
+  auto refined = array<int32_t>({num_refined});
+  std::copy(which, which + num_refined, refined.data());
+  auto q = array<int8_t>({count, size_t(kGroup)});
+  auto d = array<float>({count}), s = array<float>({count}), s16 = array<float>({count, 2});
+  auto zero_int4 = array<int32_t>({count}), zero_int8 = array<int32_t>({count}), zero_int8_16 = array<int32_t>({count, 2});
+  for (size_t g = 0; g < count; g++) {
+    const ActivationGroup& group = all_groups[g];
     std::copy(group.q, group.q + kGroup, q.data() + g * kGroup);
     d.data()[g] = group.d;
     s.data()[g] = group.s;
@@ -194,7 +199,7 @@ nb::tuple quantize(const std::string& isa, const Floats<1>& x) {
     zero_int8.data()[g] = group.zero_int8;
     std::copy(group.zero_int8_16, group.zero_int8_16 + 2, zero_int8_16.data() + 2 * g);
   }
-  return nb::make_tuple(q, d, s, s16, zero_int4, zero_int8, zero_int8_16);
+  return nb::make_tuple(refined, q, d, s, s16, zero_int4, zero_int8, zero_int8_16);
 }
 
 nb::ndarray<nb::numpy, uint16_t> to_bf16(const std::string& isa, const Floats<1>& x) {
@@ -235,7 +240,7 @@ void bind_matmul(nb::module_& m) {
               "x[M][cols] to y[M][padded_rows]; form = (quant, has_min, float32_scales, scale_group)");
   kernels.def("time_matmul", &time_matmul, "isa"_a, "form"_a, "rows"_a, "cols"_a, "num_rows"_a, "copies"_a, "threads"_a, "rounds"_a,
               "Processor seconds of a product in the slowest thread");
-  kernels.def("quantize", &quantize, "isa"_a, "x"_a, "(q[groups][32], d, s, s16, zero_int4, zero_int8, zero_int8_16)");
+  kernels.def("quantize", &quantize, "isa"_a, "x"_a, "(refined[R], q[groups + R][32], d, s, s16, zero_int4, zero_int8, zero_int8_16): the groups, and then those that refine some");
   kernels.def("to_bf16", &to_bf16, "isa"_a, "x"_a, "Padded to whole groups of 32");
   kernels.def("dequantize_row", &dequantize_row, "isa"_a, "form"_a, "rows"_a, "cols"_a, "data"_a, "row"_a, "Padded to whole groups of 32");
   kernels.def("matrix_bytes", &matrix_bytes, "form"_a, "rows"_a, "cols"_a);

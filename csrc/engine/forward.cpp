@@ -353,35 +353,27 @@ void Forward::mlp(const Layer& layer, int tokens) {
   each_token(tokens, [&](int64_t t, int) { add_residual(layer, layer.mlp_post_norm, y_.get() + t * stride, x_.get() + t * hidden); });
 }
 
-// Which of two near tokens is the likelier one is decided here, so the head's activations get 16 bits in two rows of 8: what a row's rounding leaves
-// over is quantized once more, and the two rows' logits are added.
 void Forward::head(const Sink& sink) {
   const Matrix& w = model_.head.weight;
   const int hidden = model_.hidden_size, rows = int(sampled_.size()), vocab = model_.vocab_size;
-  const int terms = w.quant == Quant::kBf16 ? 1 : 2;
   const size_t stride = padded(model_.head);
-  inputs_.reserve(rows * terms, hidden, {&w});
+  inputs_.reserve(rows, hidden, {&w});
   each_token(rows, [&](int64_t s, int) {
     float* x = x_.get() + s * hidden;
     kernels_.rms_norm(x, model_.final_norm, hidden, model_.final_norm_eps, x);
-    inputs_.set(kernels_, int(s) * terms, x);
-    if (terms == 1) return;
-    inputs_.subtract_int8(int(s) * terms, x);
-    inputs_.set(kernels_, int(s) * terms + 1, x);
+    inputs_.set(kernels_, int(s), x);
   });
-  float* logits = logits_.reserve(stride * size_t(std::min(rows, kLogitRows) * terms));
+  float* logits = logits_.reserve(stride * size_t(std::min(rows, kLogitRows)));
   for (int from = 0; from < rows; from += kLogitRows) {
     const int count = std::min(kLogitRows, rows - from);
     const int per_item = blocks_per_item(w.blocks(), threads_.size(), 1);
     const int items = (w.blocks() + per_item - 1) / per_item;
     threads_.each(items, [&](int64_t i, int) {
       const int block = int(i) * per_item, blocks = std::min(per_item, w.blocks() - block);
-      float* y = logits - ptrdiff_t(from * terms) * ptrdiff_t(stride);
-      kernels_.matmul(w, inputs_.view(w), from * terms, count * terms, block, blocks, y, stride);
+      kernels_.matmul(w, inputs_.view(w), from, count, block, blocks, logits - ptrdiff_t(from) * ptrdiff_t(stride), stride);
     });
     threads_.each(count, [&](int64_t i, int thread) {
-      float* own = logits + i * terms * ptrdiff_t(stride);
-      if (terms == 2) kernels_.add(own, own + stride, vocab);
+      float* own = logits + i * ptrdiff_t(stride);
       if (model_.head.bias != nullptr) kernels_.add(own, model_.head.bias, vocab);
       if (model_.logit_scale != 1.0f) kernels_.scale(own, model_.logit_scale, vocab);
       if (model_.logit_softcap != 0.0f) kernels_.softcap(own, model_.logit_softcap, vocab);

@@ -25,12 +25,6 @@ class Inputs {
     if (bf16_) kernels.to_bf16(x, cols_, bf16_rows_.get() + Activations::bf16_stride(cols_) * size_t(row));
   }
 
-  // x less what the int8 form of row `row` says of it: what rounding left over. A row that isn't finite leaves NaN.
-  void subtract_int8(int row, float* x) const {
-    const auto* groups = reinterpret_cast<const ActivationGroup*>(int8_rows_.get() + Activations::int8_stride(cols_) * size_t(row));
-    for (int c = 0; c < cols_; ++c) x[c] -= groups[c / kGroup].d * float(groups[c / kGroup].q[c % kGroup]);
-  }
-
   // Row `row` of these becomes row `from` of `other`, which holds all forms that this one is reserved for.
   void copy(int row, const Inputs& other, int from) {
     const size_t int8 = Activations::int8_stride(cols_), bf16 = Activations::bf16_stride(cols_);

@@ -2,30 +2,48 @@
 
 constexpr float kLeastMaximum = 0x1p-118f;
 
-static void quantize(const float* x, int cols, uint8_t* row) {
-  ActivationGroup* out = reinterpret_cast<ActivationGroup*>(row);
-  for (int column = 0; column < cols; column += kGroup, out++) {
-    const int count = cols - column;
-    const Lanes half[2] = {count >= 16 ? load(x + column) : load(x + column, count),
-                           count >= 32 ? load(x + column + 16) : load(x + column + 16, count > 16 ? count - 16 : 0)};
-    const float maximum = reduce_max(max(abs(half[0]), abs(half[1])));
-    const bool finite = bits(unordered(half[0], half[1])) == 0 && maximum < kInfinity;
-    const bool counts = finite && maximum >= kLeastMaximum;
-    const float d = counts ? maximum / 127.0f : finite ? 0.0f : __builtin_nanf("");
-    const Lanes factor = set1(127.0f / maximum);
-    float sums[2];  // of integers: exact
-    for (int i = 0; i < 2; i++) {
-      const Lanes q = counts ? round_even(mul(half[i], factor)) : zero();
-      store_int8(out->q + 16 * i, q);
-      sums[i] = reduce_add(q);
-      out->s16[i] = d * sums[i];
-      out->zero_int8_16[i] = -128 * int32_t(sums[i]);
-    }
-    out->d = d;
-    out->s = d * (sums[0] + sums[1]);
-    out->zero_int4 = -8 * int32_t(sums[0] + sums[1]);
-    out->zero_int8 = -128 * int32_t(sums[0] + sums[1]);
+// The first `count` (more than 32: 32) of x as a group, the others as zeros.
+static void quantize_group(const float* x, int count, ActivationGroup& out) {
+  const Lanes half[2] = {count >= 16 ? load(x) : load(x, count), count >= 32 ? load(x + 16) : load(x + 16, count > 16 ? count - 16 : 0)};
+  const float maximum = reduce_max(max(abs(half[0]), abs(half[1])));
+  const bool finite = bits(unordered(half[0], half[1])) == 0 && maximum < kInfinity;
+  const bool counts = finite && maximum >= kLeastMaximum;
+  const float d = counts ? maximum / 127.0f : finite ? 0.0f : __builtin_nanf("");
+  const Lanes factor = set1(127.0f / maximum);
+  float sums[2];  // of integers: exact
+  for (int i = 0; i < 2; i++) {
+    const Lanes q = counts ? round_even(mul(half[i], factor)) : zero();
+    store_int8(out.q + 16 * i, q);
+    sums[i] = reduce_add(q);
+    out.s16[i] = d * sums[i];
+    out.zero_int8_16[i] = -128 * int32_t(sums[i]);
   }
+  out.d = d;
+  out.s = d * (sums[0] + sums[1]);
+  out.zero_int4 = -8 * int32_t(sums[0] + sums[1]);
+  out.zero_int8 = -128 * int32_t(sums[0] + sums[1]);
+}
+
+static void quantize(const float* x, int cols, uint8_t* row) {
+  const int groups = (cols + kGroup - 1) / kGroup, most = most_refined(groups);
+  ActivationGroup *out = reinterpret_cast<ActivationGroup*>(row), *refinement = out + groups;
+  int32_t* refined = reinterpret_cast<int32_t*>(refinement + most);
+  float squares = 0.0f;
+  for (int g = 0; g < groups; g++) {
+    quantize_group(x + g * kGroup, cols - g * kGroup, out[g]);
+    squares += out[g].d * out[g].d;
+  }
+  const float limit = squares / float(groups) * float(kRefineAbove);
+  int count = 0;
+  for (int g = 0; g < groups && count < most; g++) {
+    if (!(out[g].d * out[g].d > limit)) continue;
+    const int columns = cols - g * kGroup < kGroup ? cols - g * kGroup : kGroup;
+    float rest[kGroup];
+    for (int c = 0; c < columns; c++) rest[c] = x[g * kGroup + c] - out[g].d * float(out[g].q[c]);
+    quantize_group(rest, columns, refinement[count]);
+    refined[count++] = g;
+  }
+  refined[count] = kNoGroup;
 }
 
 static void to_bf16(const float* x, int cols, uint8_t* row) {

@@ -94,9 +94,10 @@ struct Kernels {
   void (*to_bf16)(const float* x, int cols, uint8_t* row);   // a row of Activations, bfloat16
 
   // y[r * y_stride + 16 * b + i] = row 16 * b + i of W x, for rows r of x in first_row .. + num_rows and blocks b of w in first_block .. + num_blocks.
-  // Rows of y hold padded_rows() (the padding's outputs are zero, or NaN where x is). x as w.quant asks. int formats: per group ascending,
-  // acc = fma(float(dot - zero * sum q), D * d, acc), and with has_min: acc = fma(float(dot), D * d, acc), then acc = fma(M, s, acc); with
-  // scale_group 16 the two halves of a group one after the other, each as a group of its own (its s is s16). acc starts at +0.
+  // Rows of y hold padded_rows() (the padding's outputs are zero, or NaN where x is). x as w.quant asks. int formats: per group ascending, and then
+  // per refinement (matrix.h) with its group's weights, acc = fma(float(dot - zero * sum q), D * d, acc), and with has_min: acc = fma(float(dot),
+  // D * d, acc), then acc = fma(M, s, acc); with scale_group 16 the two halves of a group one after the other, each as a group of its own (its s is
+  // s16). acc starts at +0.
   void (*matmul)(const Matrix& w, const Activations& x, int first_row, int num_rows, int first_block, int num_blocks, float* y, size_t y_stride);
 
   // out[cols] = row `row` of w in float32: d * q + m (fused), d * (q - zero), or the bfloat16. out has room for padded_cols(); the padding is zero.

@@ -228,17 +228,36 @@ struct TileProducts<Bf16Form> {
   }
 };
 
+// What tiles leave to do: the refinements of rows whose sums over the groups are in y.
+template <class F>
+struct Refinements {
+  static constexpr int kRows = 8;
+
+  template <int kCount>
+  static void run(const Product& p) {
+    for (int block = p.first_block; block < p.first_block + p.num_blocks; block++) {
+      __m512 acc[kCount];
+#pragma GCC unroll 8
+      for (int r = 0; r < kCount; r++) acc[r] = _mm512_loadu_ps(p.out(r, block));
+      add_refinements<F>(p, block, acc);
+#pragma GCC unroll 8
+      for (int r = 0; r < kCount; r++) _mm512_storeu_ps(p.out(r, block), acc[r]);
+    }
+  }
+};
+
 template <class F>
 struct RowsAmx {
   // Whole tiles of rows, and then the rest, over as many blocks at once as stay in the cache.
   static void run(const Product& p, int rows) {
     const int whole = rows / kTileRows * kTileRows, rest = rows - whole;
     for_each_part(p, (whole > 0) + (rest > 0), [&](const Product& part) __attribute__((always_inline)) {
+      const int tiled = rest >= TileProducts<F>::kFewest ? rows : whole;
       if (whole > 0) run_tiles(part, whole);
-      if (rest >= TileProducts<F>::kFewest) {
-        run_tiles(part.rows_from(whole), rest);
-      } else if constexpr (TileProducts<F>::kFewest > 1) {
-        if (rest > 0) run_panel<Panel512, F, TileProducts<F>::kFewest - 1>(part.rows_from(whole), rest);
+      if (tiled > whole) run_tiles(part.rows_from(whole), rest);
+      if constexpr (F::kQuant != Quant::kBf16) {
+        if (tiled > 0) run_panels<Refinements, F>(part, tiled);
+        if (tiled < rows) run_panel<Panel512, F, TileProducts<F>::kFewest - 1>(part.rows_from(whole), rest);
       }
     });
   }

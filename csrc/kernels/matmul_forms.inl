@@ -33,6 +33,8 @@ struct Product {
   size_t y_stride;
 
   STERNA_INLINE const ActivationGroup* ints(int row) const { return reinterpret_cast<const ActivationGroup*>(x + row * x_stride); }
+  STERNA_INLINE const ActivationGroup* refinements(int row) const { return ints(row) + w.groups(); }
+  STERNA_INLINE const int32_t* refined(int row) const { return reinterpret_cast<const int32_t*>(refinements(row) + most_refined(w.groups())); }
   STERNA_INLINE const uint16_t* bf16s(int row) const { return reinterpret_cast<const uint16_t*>(x + row * x_stride); }
   STERNA_INLINE float* out(int row, int block) const { return y + row * y_stride + size_t(block) * kBlockRows; }
   STERNA_INLINE Product rows_from(int row) const {

@@ -49,6 +49,29 @@ struct Weights512 {
   }
 };
 
+// Adds the refinements of kCount rows. Rows mostly refine the same groups, a model's large channels being the same for all tokens: each group that
+// some row refines is unpacked once.
+template <class F, int kCount>
+STERNA_INLINE void add_refinements(const Product& p, int block, __m512 (&acc)[kCount]) {
+  const ActivationGroup* refinement[kCount];
+  const int32_t* refined[kCount];
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; r++) refinement[r] = p.refinements(r), refined[r] = p.refined(r);
+  for (;;) {
+    int32_t g = *refined[0];
+#pragma GCC unroll 8
+    for (int r = 1; r < kCount; r++) g = *refined[r] < g ? *refined[r] : g;
+    if (g == kNoGroup) return;
+    const Weights512<F> weights(p.w.block(block) + size_t(g) * F::kGroupBytes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; r++) {
+      if (*refined[r] != g) continue;
+      acc[r] = weights.add_to(acc[r], *refinement[r]++);
+      refined[r]++;
+    }
+  }
+}
+
 // How far ahead of use weights are asked for. One row, and a few short ones, read faster by the processor's own prediction.
 constexpr int kAheadBytes = 10 << 10;
 constexpr int kFewRows = 6, kShortGroups = 24;
@@ -75,6 +98,7 @@ struct Panel512 {
 #pragma GCC unroll 8
         for (int r = 0; r < kCount; r++) acc[r] = weights.add_to(acc[r], p.ints(r)[g]);
       }
+      add_refinements<F>(p, block, acc);
 #pragma GCC unroll 8
       for (int r = 0; r < kCount; r++) _mm512_storeu_ps(p.out(r, block), acc[r]);
     }

@@ -43,6 +43,12 @@ struct PortableRows {
         const Weights weights(group);
         for (int row = 0; row < rows; row++) weights.add_to(p.out(row, block), p.ints(row)[g]);
       }
+      for (int row = 0; row < rows; row++) {
+        const ActivationGroup* refinement = p.refinements(row);
+        for (const int32_t* g = p.refined(row); *g != kNoGroup; g++, refinement++) {
+          Weights(p.w.block(block) + size_t(*g) * F::kGroupBytes).add_to(p.out(row, block), *refinement);
+        }
+      }
     }
   }
 };

@@ -63,14 +63,28 @@ struct alignas(64) ActivationGroup {
   int32_t zero_int8_16[2];  // -128 * sum of q over the halves
 };
 
-// A batch of rows. int formats: [groups] ActivationGroup. bf16: padded_cols bfloat16, rounded to nearest even, subnormals as zero. Rows lie an odd
-// number of cache lines apart, or else those of a power of two of columns would all meet in one set of the cache.
+// A model has a few channels whose activations are many times larger than all others; a group that holds one is rounded as coarsely, and such groups
+// make most of a row's error. So a group whose d^2 is more than kRefineAbove times the row's mean of d^2 is refined: what rounding left over of it
+// (x - d * q, two roundings) is quantized as a group once more, and adds to the dot product as one. The mean is (sum of d^2, ascending) / groups, in
+// float32; d^2 or a sum beyond float32 refines nothing, nor does a NaN. Fewer than groups / kRefineAbove can be so large.
+constexpr int kRefineAbove = 4;
+constexpr int32_t kNoGroup = 0x7fffffff;
+
+STERNA_INLINE constexpr int most_refined(int groups) { return groups / kRefineAbove; }
+
+// A batch of rows. int formats: [groups] ActivationGroup, [most_refined(groups)] refinements, of which those used come first, by ascending group, and
+// int32 [most_refined(groups) + 1] the groups that they refine, with kNoGroup behind the last. bf16: padded_cols bfloat16, rounded to nearest even,
+// subnormals as zero. Rows lie an odd number of cache lines apart, or else those of a power of two of columns would all meet in one set of the cache.
 struct Activations {
   const uint8_t* data = nullptr;  // aligned to 64
   size_t stride = 0;              // bytes from row to row
   int32_t cols = 0;
 
-  STERNA_INLINE static size_t int8_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * sizeof(ActivationGroup); }
+  STERNA_INLINE static size_t int8_stride(int cols) {
+    const int groups = (cols + kGroup - 1) / kGroup, refined = most_refined(groups);
+    const size_t lines = size_t(groups + refined) + (size_t(refined + 1) * sizeof(int32_t) + 63) / 64;
+    return (lines | 1) * 64;
+  }
   STERNA_INLINE static size_t bf16_stride(int cols) { return (size_t(cols + kGroup - 1) / kGroup | 1) * 64; }
 };
 

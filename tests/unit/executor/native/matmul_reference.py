@@ -89,20 +89,34 @@ def random_weights(form: Form, rows: int, cols: int, seed: int, spread: float = 
 
 @dataclass(frozen=True)
 class Quantized:
-    """q: int8 [groups, 32]; d: float32 [groups]."""
+    """q: int8 [groups, 32]; d: float32 [groups]; refined: which groups are refined, and `refinement` their groups, of which none is refined."""
 
     q: NDArray[np.int8]
     d: NDArray[np.float32]
+    refined: tuple[int, ...] = ()
+    refinement: "Quantized | None" = None
 
     def sums(self, group: int) -> NDArray[np.int64]:
         """[groups, 32 / group]"""
-        return self.q.astype(np.int64).reshape(len(self.q), -1, group).sum(axis=2)
+        return self.q.astype(np.int64).reshape(len(self.q), 32 // group, group).sum(axis=2)
 
 
 def quantize(x: NDArray[np.float32]) -> Quantized:
     groups = np.zeros(-(-len(x) // 32) * 32, np.float32)
     groups[: len(x)] = x
     groups = groups.reshape(-1, 32)
+    first = _quantize_groups(groups)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        squares = first.d * first.d
+        squares[squares < np.float32(2.0**-126)] = 0  # subnormals count as zeros
+        limit = np.add.accumulate(squares, dtype=np.float32)[-1] / np.float32(len(groups)) * np.float32(4)
+        refined = np.flatnonzero(squares > limit)
+    rest = groups[refined] - first.d[refined, None] * first.q[refined].astype(np.float32)
+    return Quantized(first.q, first.d, tuple(refined.tolist()), _quantize_groups(rest))
+
+
+def _quantize_groups(groups: NDArray[np.float32]) -> Quantized:
+    """groups: float32 [any, 32]"""
     maximum = np.abs(groups).max(axis=1)  # NaN where there is one
     finite = np.isfinite(maximum)
     counts = finite & (maximum >= np.float32(2.0**-118))
@@ -130,13 +144,18 @@ def _int_row(w: Weights, x: Quantized) -> NDArray[np.float32]:
     signed = np.zeros((rows, len(x.q) * 32), np.int64)
     signed[:, :cols] = w.codes.astype(np.int64) - (0 if has_min else 8 if quant == INT4 else 128)
     acc = np.zeros(rows, np.float32)
-    activations, sums = x.q.astype(np.int64).reshape(-1, group), x.sums(group).ravel()
-    for i in range(w.d.shape[1]):  # there may be one half group more, of padding
-        codes, q, total = signed[:, i * group : (i + 1) * group], activations[i], sums[i]
-        d = x.d[i * group // 32]
-        acc = fused((codes @ q).astype(np.float32), w.d[:, i].astype(np.float32) * d, acc)
-        if has_min:
-            acc = fused(w.m[:, i].astype(np.float32), d * np.float32(total), acc)
+    assert x.refinement is not None
+    for which, part in ((range(len(x.q)), x), (x.refined, x.refinement)):
+        activations, sums = part.q.astype(np.int64).reshape(-1, group), part.sums(group).ravel()
+        scales = [(at * 32 // group + half, i * 32 // group + half) for i, at in enumerate(which) for half in range(32 // group)]
+        for scale, i in scales:
+            if scale == w.d.shape[1]:  # a half group of padding
+                continue
+            codes, q, total = signed[:, scale * group : (scale + 1) * group], activations[i], sums[i]
+            d = part.d[i * group // 32]
+            acc = fused((codes @ q).astype(np.float32), w.d[:, scale].astype(np.float32) * d, acc)
+            if has_min:
+                acc = fused(w.m[:, scale].astype(np.float32), d * np.float32(total), acc)
     return acc
 
 
