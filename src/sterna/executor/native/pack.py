@@ -9,6 +9,7 @@ what they have mapped. Making one deletes those that no start has used for `KEEP
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import mmap
@@ -145,6 +146,8 @@ def _make(source: _Source, header: PackedHeader, root: Path, key: str) -> Packed
         found = _map_existing(root, key, header, warn=True)
         if found is not None:
             return found
+        if path.is_dir():
+            raise OSError(errno.EISDIR, "a folder is in the way of this file, and not Sterna's to delete: remove it", str(path))
         _sweep(root, label)
         before = prelude(header)
         size = len(before) + header.data_bytes

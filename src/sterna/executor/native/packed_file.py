@@ -114,6 +114,8 @@ class PackedModel:
     @staticmethod
     def map(path: Path, expected: PackedHeader) -> PackedModel:
         """Map a file that was made for `expected`. Raises Damaged where it wasn't or isn't whole, OSError where it can't be read."""
+        if path.exists() and not path.is_file():
+            raise Damaged("it isn't a file")  # opening a pipe would wait for somebody to write into it
         with path.open("rb") as file:
             header = _read_header(file)
             if header != expected:

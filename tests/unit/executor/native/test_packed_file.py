@@ -373,6 +373,50 @@ def test_a_cache_that_cant_be_written_to_means_memory(folder: Path, tmp_path: Pa
     assert "Not a directory" in caplog.text
 
 
+def test_a_folder_in_the_files_place_is_told_of_and_left_and_nothing_is_packed_twice(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = open_packed(folder, cache, "none").path
+    assert path is not None
+    path.unlink()
+    path.mkdir()
+    (path / "somebody's").touch()
+    fill, fills = pack._fill, []
+
+    def counting(*args: object) -> None:
+        fills.append(args)
+        fill(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack, "_fill", counting)
+    assert_in_memory(open_packed(folder, cache, "none"), folder)
+    assert len(fills) == 1
+    assert f"{path}: a folder is in the way" in caplog.text
+    assert [each.name for each in path.iterdir()] == ["somebody's"]
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to(path.with_name("gone"))
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [pipe, dangling_link, link_to_itself])
+def test_what_cant_be_read_in_the_files_place_is_replaced(folder: Path, cache: Path, make: Callable[[Path], None]) -> None:
+    path = open_packed(folder, cache, "none").path
+    assert path is not None
+    path.unlink()
+    make(path)
+    assert open_packed(folder, cache, "none").path == path
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
 def test_neither_disk_nor_memory_with_room_is_an_error_that_says_how_much(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
