@@ -40,6 +40,8 @@ from sterna.executor.native.packed_file import (
     PackedModel,
     VectorRecord,
     align,
+    blobs_of,
+    checksum_of,
     prelude,
 )
 from sterna.files import cache
@@ -149,16 +151,20 @@ def _make(source: _Source, header: PackedHeader, root: Path, key: str) -> Packed
         if path.is_dir():
             raise OSError(errno.EISDIR, "a folder is in the way of this file, and not Sterna's to delete: remove it", str(path))
         _sweep(root, label)
-        before = prelude(header)
-        size = len(before) + header.data_bytes
+        start = len(prelude(header, 0))
+        size = start + header.data_bytes
         free = shutil.disk_usage(root).free
         if free < size:
             raise OSError(None, f"{show_bytes(size)} are needed and {show_bytes(free)} are free", str(root))
         log.info("packing weights once: %s into %s", show_bytes(size), path)
         with _whole_file(path) as file:
-            file.write(before)
-            _fill(source.folder, header, file, len(before))
-            file.truncate(size)  # the last blob's padding
+            file.truncate(size)
+            _fill(source.folder, header, file, start)
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written:
+                checksum = checksum_of(blobs_of(written, header))
+            file.seek(0)
+            file.write(prelude(header, checksum))
             if content_hash(source.files, root) != source.content:
                 raise ModelError(f"{label}: the model's files changed while its weights were being packed")
         try:
@@ -177,7 +183,7 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
     log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
     memory = mmap.mmap(-1, needed)
     _fill(folder, header, memory, 0)
-    return PackedModel(header, memory, 0, None)
+    return PackedModel(header, memory, None)
 
 
 def _sweep(root: Path, label: str) -> None:
@@ -195,7 +201,7 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears at `path` at one instant, durably, or not at all. With a lock held."""
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
-        with part.open("wb") as file:
+        with part.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
