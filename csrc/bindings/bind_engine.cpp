@@ -139,6 +139,7 @@ void bind_engine(nb::module_& m) {
       .def("wait", &wait, "number"_a, "(token per row or -1, whether its logits held NaN, [(chosen, top ids, top values)] or [])")
       .def("stop", [](BoundEngine& self) { self.engine->stop(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("fill_page", &fill_page, "group"_a, "page"_a, "byte"_a, "For tests: set every byte of a page that nobody owns.")
+      .def_prop_ro("queued", [](BoundEngine& self) { return self.engine->queued(); }, "Steps that have not begun")
       .def_prop_ro("kv_bytes", [](BoundEngine& self) { return self.engine->pool().bytes(); })
       .def_prop_ro("isa", [](BoundEngine& self) { return std::string(self.engine->kernels().name); });
 }

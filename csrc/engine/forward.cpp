@@ -54,6 +54,7 @@ void Forward::run(const Step& step, const Sink& sink) {
   int tokens = int(step.input_ids.size());
   for (size_t i = 0; i < model_.layers.size(); ++i) {
     const Layer& layer = model_.layers[i];
+    if (abandoned_.load(std::memory_order_relaxed)) throw Abandoned();
     attend(step, int(i));
     if (i + 1 == model_.layers.size()) {
       keep_sampled(step);

@@ -168,6 +168,7 @@ class NativeExecutor(Executor):
         return _Step(self.engine, batch)
 
     def shutdown(self) -> None:
+        """Steps in flight are given up: waiting for their results raises RuntimeError."""
         self.engine.stop()
 
 

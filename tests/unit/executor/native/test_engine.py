@@ -245,6 +245,32 @@ def test_the_pool_takes_the_memory_that_was_planned_for_it(head_dim: int) -> Non
     assert engine.kv_bytes == planned
 
 
+def test_stop_drops_the_steps_that_have_not_begun_and_leaves_the_one_that_runs() -> None:
+    """However much is queued, the process ends in the time of a layer: here one of very many."""
+    layers = (LayerSpec(AttentionSpec(2, 1, 16, 1.0, None), GatedMLPSpec(32), 1e-5),) * 200
+    spec = ModelSpec(32, 32, layers, kv_groups(layers), 1e-5, tied_head=True)
+    weights = MemoryWeights(spec, lambda name: np.ones(weight_shapes(spec)[name], dtype=np.float32), FORMS["bf16"])
+    driver = Driver(make_engine(spec, weights, isa="portable", slots=1024), spec, slots=1024)
+    row = driver.add([5] * 400)
+    numbers = [driver.submit([(row, count)]) for count in (300, 50, 50)]
+    while driver.engine.queued == len(numbers):
+        pass
+    driver.engine.stop()
+    for number in numbers:
+        with pytest.raises(RuntimeError, match="shut down"):
+            driver.engine.wait(number)
+
+
+def test_what_was_done_before_stop_can_still_be_read() -> None:
+    with running() as driver:
+        row = driver.add(PROMPT[:20])
+        last = driver.submit([(row, 20)])
+        driver.engine.wait(driver.submit([(row, 1)], from_last={0: 0}))
+        driver.engine.stop()
+        tokens, _, _ = driver.engine.wait(last)
+        assert tokens[0] >= 0
+
+
 class TestRefusals:
     """Whatever would make the engine read or write where it must not is refused before anything runs."""
 
