@@ -67,18 +67,21 @@ def open_packed(folder: Path, cache_dir: Path, quantization: Quantization) -> Pa
     no place for; ConfigError for a quantization of what is quantized already, and where neither disk nor memory has room.
     """
     index = WeightIndex.load(folder)
-    header = plan(index, _load_spec(folder), quantization)
+    header = plan(index, load_spec(folder), quantization)
     root = cache_dir / cache.PACKED_DIR
-    files = frozenset(Path(entry.file) for entry in index.entries.values())
-    content = content_hash(files, root)
-    key = _key(index, quantization, content)
-    found = _map_existing(root, key, header)
-    if found is not None:
-        return found  # what is damaged is told of by whoever makes it anew
     try:
-        return _make(_Source(folder, files, content), header, root, key)
+        return _find_or_make(folder, index, header, root)
     except OSError as fault:
         return _make_in_memory(folder, header, f"{fault.filename or root}: {fault.strerror or fault}")
+
+
+def pack_into_cache(folder: Path, cache_dir: Path, quantization: Quantization) -> PackedModel:
+    """As `open_packed`, for whoever prepares a start: a cache that can't keep them is a ModelError."""
+    index = WeightIndex.load(folder)
+    header = plan(index, load_spec(folder), quantization)
+    root = cache_dir / cache.PACKED_DIR
+    with cache.faults_named(root):
+        return _find_or_make(folder, index, header, root)
 
 
 class _Source(NamedTuple):
@@ -89,6 +92,14 @@ class _Source(NamedTuple):
     files: frozenset[Path]
     content: str
     """`content_hash` of `files`, which the key says."""
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """Raises ModelError where `folder` isn't a resolved model."""
+    try:
+        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
 
 
 def plan(index: WeightIndex, spec: ModelSpec, quantization: Quantization) -> PackedHeader:
@@ -112,14 +123,16 @@ def plan(index: WeightIndex, spec: ModelSpec, quantization: Quantization) -> Pac
     return PackedHeader(quantization, offset, matrices, vectors)
 
 
-def _load_spec(folder: Path) -> ModelSpec:
-    try:
-        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
+def _find_or_make(folder: Path, index: WeightIndex, header: PackedHeader, root: Path) -> PackedModel:
+    """Raises OSError where the cache can't take it, and ModelError as `open_packed` does."""
+    files = frozenset(Path(entry.file) for entry in index.entries.values())
+    content = content_hash(files, root)
+    key = _key(index, header.quantization, content)
+    # What is damaged is told of by whoever makes it anew.
+    return _map_existing(root, key, header) or _make(_Source(folder, files, content), header, root, key)
 
 
-def _key(index: WeightIndex, quantization: Quantization, content: str) -> str:
+def _key(index: WeightIndex, quantization: str, content: str) -> str:
     found = [(name, entry.tensor, entry.dtype, entry.shape, entry.transforms) for name, entry in index.entries.items()]
     return hashlib.sha256(msgspec.msgpack.encode((VERSION, quantization, content, found))).hexdigest()[: cache.KEY_DIGITS]
 
