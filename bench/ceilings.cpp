@@ -67,98 +67,98 @@ double rate(const std::function<double(int thread)> &work) {
 // Stops the compiler from leaving a loop's results out.
 template <class T> void keep(const T &value) { asm volatile("" : : "r"(&value) : "memory"); }
 
-constexpr long kRounds = 20000;
+constexpr long kRounds = 20000, kTileRounds = 4000;
+
+// The one timing loop: `rounds` times all of `sums`, each taking one multiply-add of `operations` by `step`. Compiled into its caller, and so for the caller's
+// instruction set.
+template <class Sum, size_t kSums, class Step>
+__attribute__((always_inline)) inline double repeat(long rounds, Sum (&sums)[kSums], double operations, const Step &step) {
+  for (long i = 0; i < rounds; i++)
+    for (Sum &sum : sums) step(sum);
+  keep(sums);
+  return rounds * kSums * operations;
+}
 
 // Plain loops, vectorized as the compiler sees fit for the oldest processor of this architecture.
+struct Ints {
+  int32_t lanes[64];
+};
+struct Floats {
+  float lanes[64];
+};
+
 double portable_int8(int) {
   alignas(64) static const int8_t a[64] = {1, 2, 3}, b[64] = {3, 2, 1};
-  int32_t sums[64] = {};
+  Ints sums[1] = {};
   keep(a), keep(b);
-  for (long i = 0; i < kRounds; i++) {
-    for (int j = 0; j < 64; j++) sums[j] += a[j] * b[j];
-    keep(sums);
-  }
-  return kRounds * 64 * 2.0;
+  return repeat(kRounds, sums, 64 * 2, [&](Ints &sum) {
+    for (int j = 0; j < 64; j++) sum.lanes[j] += a[j] * b[j];
+    keep(sum);
+  });
 }
 
 double portable_fp32(int) {
-  float sums[64] = {}, x[64], y[64];
-  for (int j = 0; j < 64; j++) x[j] = 1.0f, y[j] = 0.5f;
+  Floats x, y, sums[1] = {};
+  for (int j = 0; j < 64; j++) x.lanes[j] = 1.0f, y.lanes[j] = 0.5f;
   keep(x), keep(y);
-  for (long i = 0; i < kRounds; i++) {
-    for (int j = 0; j < 64; j++) sums[j] += x[j] * y[j];
-    keep(sums);
-  }
-  return kRounds * 64 * 2.0;
+  return repeat(kRounds, sums, 64 * 2, [&](Floats &sum) {
+    for (int j = 0; j < 64; j++) sum.lanes[j] += x.lanes[j] * y.lanes[j];
+    keep(sum);
+  });
 }
 
 #if defined(__x86_64__)
 
-#define HOLD(vector) asm volatile("" : "+x"(vector))
-#define HOLD512(vector) asm volatile("" : "+v"(vector))
+// An instruction set's functions and the steps in them: they are compiled for it, whatever the rest is compiled for.
+#define FOR(instructions) __attribute__((target(instructions)))
+// Stops the compiler from leaving a step out, or from gathering several in one.
+#define HOLD(vector) asm volatile("" : "+v"(vector))
 
-__attribute__((target("avx2,fma"))) double avx2_fp32(int) {
-  __m256 x = _mm256_set1_ps(1.0f), y = _mm256_set1_ps(0.5f), sums[10];
-  for (auto &sum : sums) sum = x;
-  for (long i = 0; i < kRounds; i++)
-    for (auto &sum : sums) {
-      sum = _mm256_fmadd_ps(x, y, sum);
-      HOLD(sum);
-    }
-  keep(sums);
-  return kRounds * 10 * 8 * 2.0;
+FOR("avx2,fma") double avx2_fp32(int) {
+  const __m256 x = _mm256_set1_ps(1.0f), y = _mm256_set1_ps(0.5f);
+  __m256 sums[10] = {};
+  return repeat(kRounds, sums, 8 * 2, [&](__m256 &sum) FOR("avx2,fma") {
+    sum = _mm256_fmadd_ps(x, y, sum);
+    HOLD(sum);
+  });
 }
 
-__attribute__((target("avx2"))) double avx2_int8(int) {
-  __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1), sums[8];
-  for (auto &sum : sums) sum = x;
-  for (long i = 0; i < kRounds; i++)
-    for (auto &sum : sums) {
-      __m256i pairs = _mm256_maddubs_epi16(x, x);
-      HOLD(pairs);
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-      HOLD(sum);
-    }
-  keep(sums);
-  return kRounds * 8 * 32 * 2.0;
+FOR("avx2") double avx2_int8(int) {
+  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
+  __m256i sums[8] = {};
+  return repeat(kRounds, sums, 32 * 2, [&](__m256i &sum) FOR("avx2") {
+    __m256i pairs = _mm256_maddubs_epi16(x, x);
+    HOLD(pairs);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+    HOLD(sum);
+  });
 }
 
-__attribute__((target("avx512f"))) double avx512_fp32(int) {
-  __m512 x = _mm512_set1_ps(1.0f), y = _mm512_set1_ps(0.5f), sums[12];
-  for (auto &sum : sums) sum = x;
-  for (long i = 0; i < kRounds; i++)
-    for (auto &sum : sums) {
-      sum = _mm512_fmadd_ps(x, y, sum);
-      HOLD512(sum);
-    }
-  keep(sums);
-  return kRounds * 12 * 16 * 2.0;
+FOR("avx512f") double avx512_fp32(int) {
+  const __m512 x = _mm512_set1_ps(1.0f), y = _mm512_set1_ps(0.5f);
+  __m512 sums[12] = {};
+  return repeat(kRounds, sums, 16 * 2, [&](__m512 &sum) FOR("avx512f") {
+    sum = _mm512_fmadd_ps(x, y, sum);
+    HOLD(sum);
+  });
 }
 
-__attribute__((target("avx512f,avx512vnni"))) double avx512_int8(int) {
-  __m512i x = _mm512_set1_epi8(1), sums[12];
-  for (auto &sum : sums) sum = x;
-  for (long i = 0; i < kRounds; i++)
-    for (auto &sum : sums) {
-      sum = _mm512_dpbusd_epi32(sum, x, x);
-      HOLD512(sum);
-    }
-  keep(sums);
-  return kRounds * 12 * 64 * 2.0;
+FOR("avx512f,avx512vnni") double avx512_int8(int) {
+  const __m512i x = _mm512_set1_epi8(1);
+  __m512i sums[12] = {};
+  return repeat(kRounds, sums, 64 * 2, [&](__m512i &sum) FOR("avx512f,avx512vnni") {
+    sum = _mm512_dpbusd_epi32(sum, x, x);
+    HOLD(sum);
+  });
 }
 
-__attribute__((target("avx512f,avx512bf16"))) double avx512_bf16(int) {
-  const __m512i ones = _mm512_set1_epi16(0x3F80);
-  const __m512bh x = (__m512bh)ones;
-  __m512 sums[12];
-  for (auto &sum : sums) sum = _mm512_set1_ps(1.0f);
-  for (long i = 0; i < kRounds; i++)
-    for (auto &sum : sums) {
-      sum = _mm512_dpbf16_ps(sum, x, x);
-      HOLD512(sum);
-    }
-  keep(sums);
-  return kRounds * 12 * 32 * 2.0;
+FOR("avx512f,avx512bf16") double avx512_bf16(int) {
+  const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3F80);
+  __m512 sums[12] = {};
+  return repeat(kRounds, sums, 32 * 2, [&](__m512 &sum) FOR("avx512f,avx512bf16") {
+    sum = _mm512_dpbf16_ps(sum, x, x);
+    HOLD(sum);
+  });
 }
 
 // Two tiles of A by two of B, each product into an accumulator of its own.
@@ -169,7 +169,9 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-__attribute__((target("amx-tile"))) void load_tiles() {
+struct Tiles {};  // all of them: they are registers that have no type
+
+FOR("amx-tile") void load_tiles() {
   TileConfig config;
   asm volatile("ldtilecfg %0" : : "m"(config));
   static const uint8_t zeros[1024] = {};
@@ -183,30 +185,30 @@ __attribute__((target("amx-tile"))) void load_tiles() {
   _tile_zero(3);
 }
 
-constexpr long kTileRounds = 4000;
-
-__attribute__((target("amx-tile,amx-int8"))) double amx_int8(int) {
+FOR("amx-tile,amx-int8") double amx_int8(int) {
   load_tiles();
-  for (long i = 0; i < kTileRounds; i++) {
+  Tiles tiles[1];
+  const double done = repeat(kTileRounds, tiles, 4 * 16 * 16 * 64 * 2, [](Tiles &) FOR("amx-tile,amx-int8") {
     _tile_dpbusd(0, 4, 6);
     _tile_dpbusd(1, 4, 7);
     _tile_dpbusd(2, 5, 6);
     _tile_dpbusd(3, 5, 7);
-  }
+  });
   _tile_release();
-  return kTileRounds * 4.0 * 16 * 16 * 64 * 2;
+  return done;
 }
 
-__attribute__((target("amx-tile,amx-bf16"))) double amx_bf16(int) {
+FOR("amx-tile,amx-bf16") double amx_bf16(int) {
   load_tiles();
-  for (long i = 0; i < kTileRounds; i++) {
+  Tiles tiles[1];
+  const double done = repeat(kTileRounds, tiles, 4 * 16 * 16 * 32 * 2, [](Tiles &) FOR("amx-tile,amx-bf16") {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-  }
+  });
   _tile_release();
-  return kTileRounds * 4.0 * 16 * 16 * 32 * 2;
+  return done;
 }
 
 struct Has {

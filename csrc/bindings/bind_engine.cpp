@@ -13,6 +13,7 @@
 
 #include "bindings.h"
 #include "engine/engine.h"
+#include "engine/rope.h"
 #include "kernels/dispatch.h"
 #include "model_reader.h"
 #include "step_reader.h"
@@ -95,6 +96,16 @@ std::vector<int> run_each(ThreadPool& pool, int count, int failing) {
   return runs;
 }
 
+nb::tuple turns(const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& angles) {
+  std::vector<float> cosines, sines;
+  for (size_t i = 0; i < angles.shape(0); ++i) {
+    const Turn turn = turn_by(angles.data()[i]);
+    cosines.push_back(turn.cosine);
+    sines.push_back(turn.sine);
+  }
+  return nb::make_tuple(to_array(std::move(cosines)), to_array(std::move(sines)));
+}
+
 void fill_page(BoundEngine& self, int group, int64_t page, int byte) {
   KVPool& pool = self.engine->pool();
   const Model& model = self.engine->model();
@@ -106,6 +117,7 @@ void fill_page(BoundEngine& self, int group, int64_t page, int byte) {
 }  // namespace
 
 void bind_engine(nb::module_& m) {
+  nb::cast<nb::module_>(m.attr("kernels")).def("turns", &turns, "angles"_a, "csrc/engine/rope.h: cosines and sines");
   nb::class_<ThreadPool>(m.attr("kernels"), "ThreadPool", "csrc/engine/threads.h")
       .def(nb::init<int>(), "threads"_a)
       .def("each", &run_each, "count"_a, "failing"_a = -1, nb::call_guard<nb::gil_scoped_release>());
@@ -139,6 +151,7 @@ void bind_engine(nb::module_& m) {
       .def("wait", &wait, "number"_a, "(token per row or -1, whether its logits held NaN, [(chosen, top ids, top values)] or [])")
       .def("stop", [](BoundEngine& self) { self.engine->stop(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("fill_page", &fill_page, "group"_a, "page"_a, "byte"_a, "For tests: set every byte of a page that nobody owns.")
+      .def_prop_ro("queued", [](BoundEngine& self) { return self.engine->queued(); }, "Steps that have not begun")
       .def_prop_ro("kv_bytes", [](BoundEngine& self) { return self.engine->pool().bytes(); })
       .def_prop_ro("isa", [](BoundEngine& self) { return std::string(self.engine->kernels().name); });
 }

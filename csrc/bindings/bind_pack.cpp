@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "bindings.h"
+#include "pack/checksum.h"
 #include "pack/pack.h"
 
 namespace nb = nanobind;
@@ -57,6 +58,11 @@ std::optional<std::pair<int64_t, std::string>> pack(const std::string& source_na
   return std::pair{fault->row, std::string(fault->what)};
 }
 
+uint64_t checksum_of(const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data, int threads) {
+  nb::gil_scoped_release unlocked;
+  return checksum(data.data(), data.shape(0), threads);
+}
+
 }  // namespace
 
 void bind_pack(nb::module_& m) {
@@ -65,6 +71,7 @@ void bind_pack(nb::module_& m) {
   m.def("matrix_bytes", matrix_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("cols"), "Bytes that a packed matrix takes.");
   m.def("pack_rows", pack, nb::arg("source"), nb::arg("format"), nb::arg("cols"), nb::arg("rows"), nb::arg("out"), nb::arg("threads"),
         "Pack stored rows (n, row bytes), which begin at a block, into `out`: None, or the first row at fault and why.");
+  m.def("checksum", checksum_of, nb::arg("data"), nb::arg("threads"), "csrc/pack/checksum.h");
 }
 
 }  // namespace sterna

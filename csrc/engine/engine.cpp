@@ -24,9 +24,18 @@ void Engine::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
+    for (const Step& step : queue_) outcomes_.at(step.number) = Outcome{{}, std::make_exception_ptr(Abandoned())};
+    queue_.clear();
   }
+  forward_.abandon();
   queued_.notify_all();
+  done_.notify_all();
   if (driver_.joinable()) driver_.join();
+}
+
+size_t Engine::queued() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return queue_.size();
 }
 
 void Engine::bind(int row, const SamplingOptions& options, const int32_t* prompt, size_t prompt_len, const int32_t* output, size_t output_len) {
@@ -47,7 +56,7 @@ void Engine::set_mask(int row, const uint32_t* words, size_t count) {
 void Engine::submit(Step step) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stopping_) throw std::runtime_error("the engine has been shut down");
+    if (stopping_) throw Abandoned();
     if (!outcomes_.try_emplace(step.number).second) throw std::invalid_argument("step " + std::to_string(step.number) + " is submitted already");
     queue_.push_back(std::move(step));
   }
@@ -74,7 +83,7 @@ void Engine::drive() {
   while (true) {
     std::unique_lock<std::mutex> lock(mutex_);
     queued_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-    if (queue_.empty()) return;
+    if (stopping_) return;
     Step step = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();

@@ -38,8 +38,11 @@ class Engine {
   void submit(Step step);
   // The step's result, once. Throws what the step failed with; std::invalid_argument for a number that was never submitted.
   StepResult wait(int64_t number);
-  // Finish the queue and end the thread that runs it; results can still be waited for. Idempotent; `submit` throws std::runtime_error afterwards.
+  // Drop the steps that have not begun, leave the one that runs at its next layer, and end the thread that runs them. Results that are there can
+  // still be waited for; for the others `wait` throws Abandoned, and so does `submit` afterwards. Idempotent.
   void stop();
+  // Steps that have not begun.
+  size_t queued();
 
  private:
   struct Outcome {

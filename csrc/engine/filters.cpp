@@ -36,6 +36,12 @@ float top_k_floor(const Kernels& kernels, const SamplingOptions& options, const 
   return nucleus_floor(values, double(options.top_p) * sum_exp(values));
 }
 
+// Where subnormal numbers count as zero (flush.h), the next number above zero is the smallest normal one.
+float just_above(float logit) {
+  const float next = std::nextafter(logit, std::numeric_limits<float>::infinity());
+  return logit < next ? next : std::numeric_limits<float>::min();
+}
+
 // A logit, and what lies at or above it.
 struct Level {
   float logit;
@@ -51,7 +57,7 @@ class Nucleus {
     wanted_ = mass * top_p;
     // All that lies deeper has less than the rest of the mass together, or can't win.
     deepest_ = float(std::max(std::log((mass - wanted_) / logits.n) - 0.01, double(kNoHope)));
-    above_ = {std::nextafter(logits.largest, std::numeric_limits<float>::infinity()), {0, 0}};
+    above_ = {just_above(logits.largest), {0, 0}};
   }
 
   float floor() {

@@ -1,7 +1,6 @@
 #include "forward.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -54,6 +53,7 @@ void Forward::run(const Step& step, const Sink& sink) {
   int tokens = int(step.input_ids.size());
   for (size_t i = 0; i < model_.layers.size(); ++i) {
     const Layer& layer = model_.layers[i];
+    if (abandoned_.load(std::memory_order_relaxed)) throw Abandoned();
     attend(step, int(i));
     if (i + 1 == model_.layers.size()) {
       keep_sampled(step);
@@ -91,24 +91,6 @@ void Forward::reserve(const Step& step) {
     const Row& row = step.rows[r];
     std::fill_n(row_of_token_.begin() + row.first_token, row.num_tokens, int32_t(r));
     if (row.wants_sample) sampled_.push_back(int32_t(r));
-  }
-}
-
-void Forward::rope_angles(const Step& step) {
-  const int tokens = int(step.positions.size());
-  for (size_t r = 0; r < model_.ropes.size(); ++r) {
-    const Rope& rope = model_.ropes[r];
-    const size_t half = rope.frequencies.size();
-    float* angles = angles_[r].reserve(2 * half * tokens);
-    each_token(tokens, [&](int64_t t, int) {
-      // In float32, as the models were trained; cosine and sine of it in double, which rounds alike everywhere.
-      const float position = float(step.positions[t]);
-      for (size_t i = 0; i < half; ++i) {
-        const double angle = position * rope.frequencies[i];
-        angles[t * half + i] = rope.scale * float(std::cos(angle));
-        angles[(tokens + t) * half + i] = rope.scale * float(std::sin(angle));
-      }
-    });
   }
 }
 

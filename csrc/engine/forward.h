@@ -1,7 +1,9 @@
 // A model's layers over a step's tokens: loops over tokens, over blocks of matrices, over attention's tiles, one after another.
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <stdexcept>
 #include <vector>
 
 #include "attention_plan.h"
@@ -13,6 +15,11 @@
 
 namespace sterna {
 
+// A step that was not finished, because the engine ends.
+struct Abandoned : std::runtime_error {
+  Abandoned() : std::runtime_error("the engine has been shut down") {}
+};
+
 class Forward {
  public:
   // All of them outlive it.
@@ -22,6 +29,8 @@ class Forward {
   // `sink(row, logits, thread)`, which may overwrite them; sinks of different rows run at once. Within a FlushSubnormals scope.
   using Sink = std::function<void(int row, float* logits, int thread)>;
   void run(const Step& step, const Sink& sink);
+  // From any thread: a `run` throws Abandoned before its next layer, and so does every one from now on.
+  void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
  private:
   // One matrix product of a loop: rows of `y` are `stride` floats apart.
@@ -70,6 +79,7 @@ class Forward {
   const Kernels& kernels_;
   KVPool& pool_;
   ThreadPool& threads_;
+  std::atomic<bool> abandoned_{false};
 
   std::vector<AttentionPlan> plans_;  // of this step, one for all layers whose attention has the same KV group, window and shape
   std::vector<int> plan_of_layer_;

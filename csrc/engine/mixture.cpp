@@ -18,7 +18,8 @@ void Forward::route(const Mixture& mixture, int tokens) {
     float chosen_total = 0.0f;
     for (int c = 0; c < top_k; ++c) {
       const Maximum next = kernels_.maximum(logits, experts);
-      const float weight = float(std::exp(double(next.value) - largest.value) / total);
+      // Its own share of `total`, by the same exp.
+      const float weight = float(kernels_.exp_sum(&next.value, 1, largest.value) / total);
       logits[next.index] = -INFINITY;
       choices_[t * top_k + c] = {next.index, weight, 0};  // the expert, until places are known
       chosen_total += weight;

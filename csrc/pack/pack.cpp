@@ -4,11 +4,10 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "numbers.h"
+#include "parts.h"
 #include "quantize.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -184,21 +183,10 @@ std::optional<PackFault> pack_rows(const SourceType& source, const Matrix& layou
   const int parts = std::clamp(threads, 1, useful);
   std::vector<std::optional<PackFault>> faults(parts);
   std::vector<Rows> scratch(parts, Rows(layout));
-  const auto work = [&](int part) {
+  in_parts(parts, [&](int part) {
     const int first = int(int64_t(layout.blocks()) * part / parts), last = int(int64_t(layout.blocks()) * (part + 1) / parts);
     faults[part] = pack_blocks(source, layout, rows, out, first, last, scratch[part]);
-  };
-  std::vector<std::thread> others;
-  others.reserve(size_t(parts));
-  for (int part = 1; part < parts; ++part) {
-    try {
-      others.emplace_back(work, part);
-    } catch (const std::system_error&) {  // no more threads may be made
-      work(part);
-    }
-  }
-  work(0);
-  for (std::thread& other : others) other.join();
+  });
   for (const auto& fault : faults) {
     if (fault) return fault;
   }

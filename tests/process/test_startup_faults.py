@@ -44,8 +44,18 @@ def weights_that_are_no_numbers(byte_model: Path, scratch: Path) -> tuple[Path, 
     return path, ["--executor", "native"], "NaN or infinite"
 
 
+def an_embedding_with_a_row_too_few(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
+    path = write_gguf(scratch / "short.gguf", "llama")
+    whole = path.read_bytes()
+    for before, kind in ((b"token_embd.weight" + struct.pack("<IQ", 2, 64), "<Q"), (b"llama.vocab_size" + struct.pack("<I", 4), "<I")):
+        assert whole.count(before + struct.pack(kind, 336)) == 1
+        whole = whole.replace(before + struct.pack(kind, 336), before + struct.pack(kind, 335))
+    path.write_bytes(whole)
+    return path, [], "short.gguf: the tokenizer has 336 tokens (ids up to 335), but the embedding has 335 rows"
+
+
 def an_instruction_set_that_is_none(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
-    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "native", "--isa", "mmx"], "on this machine, not 'mmx'"
+    return write_gguf(scratch / "tiny.gguf", "llama"), ["--executor", "native", "--isa", "mmx"], "--isa must be auto or one of"
 
 
 def a_setting_of_another_engine(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
@@ -70,6 +80,7 @@ def no_such_executor(byte_model: Path, scratch: Path) -> tuple[Path, list[str], 
         nonsense_options,
         no_such_executor,
         weights_that_are_no_numbers,
+        an_embedding_with_a_row_too_few,
         an_instruction_set_that_is_none,
         a_setting_of_another_engine,
         *(

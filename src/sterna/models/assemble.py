@@ -35,6 +35,8 @@ class _Parts:
     weights: WeightIndex
     context_len: int
     tokenizer_json: str
+    stated_tokens: int
+    """As the file lists them: some of those may be left out of `tokenizer_json`."""
     text: TextFacts
     generation: GenerationDefaults
 
@@ -75,6 +77,7 @@ def _parts_of_gguf(path: Path, context_length: int | None) -> _Parts:
         weights=index_for_gguf(spec, family, file),
         context_len=context_len,
         tokenizer_json=tokenizer_json_from_gguf(metadata),
+        stated_tokens=len(metadata["tokenizer.ggml.tokens"]),
         text=text_facts_from_gguf(metadata),
         generation=generation.from_gguf(metadata),
     )
@@ -96,16 +99,19 @@ def _parts_of_folder(path: Path, context_length: int | None) -> _Parts:
         weights=index_for_hf(spec, family, tensors),
         context_len=context_len,
         tokenizer_json=_tokenizer_json_of_folder(path),
+        stated_tokens=0,  # a tokenizer.json says no number besides its tokens
         text=text_facts_from_folder(path),
         generation=generation.from_hf(_json_object(generation_file) if generation_file.is_file() else {}),
     )
 
 
 def _facts(source: ModelSource, parts: _Parts) -> ModelConfig:
-    """Raises ModelError where the tokenizer can make ids that the embedding has no row for."""
-    tokens, rows = Tokenizer.from_json(parts.tokenizer_json).vocab_size, parts.spec.vocab_size
+    """Raises ModelError where the tokenizer has ids that the embedding has no row for. (Rows without a token are padding.)"""
+    tokens, rows = _tokens(parts), parts.spec.vocab_size
     if tokens > rows:
-        raise ModelError(f"the tokenizer's ids go up to {tokens - 1}, but the embedding has {rows} rows: they are of different models")
+        raise ModelError(
+            f"the tokenizer has {tokens} tokens (ids up to {tokens - 1}), but the embedding has {rows} rows: they are of different models"
+        )
     text = parts.text
     return ModelConfig(
         name=source.name,
@@ -123,6 +129,13 @@ def _facts(source: ModelSource, parts: _Parts) -> ModelConfig:
         eos_token=text.eos_token,
         template_tokens=text.template_tokens,
     )
+
+
+def _tokens(parts: _Parts) -> int:
+    """One more than the largest id: of a token, listed or added, or of one that the tokenizer only ever puts around a text."""
+    tokenizer = Tokenizer.from_json(parts.tokenizer_json)
+    around = tokenizer.encode("", add_special_tokens=True)
+    return max(tokenizer.vocab_size, parts.stated_tokens, max(around, default=-1) + 1)
 
 
 def _dominating_dtype(weights: WeightIndex) -> str:

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import msgspec
 import numpy as np
 import pytest
-import tokenizers
 from safetensors import numpy as safetensors_numpy
 
 from sterna.config.model_config import GenerationDefaults, ModelConfig
@@ -224,12 +225,58 @@ def test_dynamic_rope_is_fixed_by_the_configured_context(tmp_path: Path, cache: 
     assert lengths == [300, 512, 1000]
 
 
-def test_a_tokenizer_of_another_model_is_refused(model: Path, cache: Path) -> None:
-    larger = tokenizers.Tokenizer.from_str(tokenizer().to_str())
-    larger.add_tokens([f"<|more{i}|>" for i in range(337 - larger.get_vocab_size())])
-    (model / "tokenizer.json").write_text(larger.to_str())
-    with pytest.raises(ModelError, match=r"tiny: the tokenizer's ids go up to 336, but the embedding has 336 rows"):
+def added(count: int, *, special: bool = False) -> Callable[[dict[str, Any]], None]:
+    """A change to a tokenizer.json: so many added tokens that it has `count` in all."""
+
+    def change(document: dict[str, Any]) -> None:
+        known = len(document["model"]["vocab"])
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
+        document["added_tokens"] += [{"id": i, "content": f"<|more{i}|>", **flags} for i in range(known, count)]
+
+    return change
+
+
+def far_token(document: dict[str, Any]) -> None:
+    document["model"]["vocab"]["far"] = 5000
+
+
+def far_beginning(document: dict[str, Any]) -> None:
+    """Put before every text, and not in the vocabulary."""
+    sequence = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {"<s>": {"id": "<s>", "ids": [400], "tokens": ["<s>"]}}
+    document["post_processor"] = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": special}
+
+
+@pytest.mark.parametrize(
+    ("larger", "tokens"), [(added(337), 337), (added(340, special=True), 340), (far_token, 5001), (far_beginning, 401)]
+)
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused_with_both_sizes(
+    model: Path, cache: Path, larger: Callable[[dict[str, Any]], None], tokens: int
+) -> None:
+    document = json.loads(tokenizer().to_str())
+    larger(document)
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=rf"tiny: the tokenizer has {tokens} tokens .*, but the embedding has 336 rows"):
         resolve(model, cache)
+
+
+@pytest.mark.parametrize("more", [["word"], ["[PAD336]"], ["the", "the"], ["", ""], ["[PAD336]", "word"]])
+def test_a_gguf_that_lists_more_tokens_than_the_embedding_has_rows_is_refused(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """Whether or not those too many can ever come out of a text."""
+    for change_list, filler in ((gguf.GGUFWriter.add_token_list, more), (gguf.GGUFWriter.add_token_types, [1] * len(more))):
+        longer = lambda self, values, write=change_list, filler=filler: write(self, [*values, *filler])  # noqa: E731
+        monkeypatch.setattr(gguf.GGUFWriter, change_list.__name__, longer)
+    model = write_gguf(tmp_path / "tiny.gguf", "llama")
+    tokens = 336 + len(more)
+    with pytest.raises(ModelError, match=rf"tiny\.gguf: the tokenizer has {tokens} tokens .*, but the embedding has 336 rows"):
+        resolve(model, cache)
+
+
+def test_an_embedding_with_more_rows_than_there_are_tokens_is_padded_and_fine(model: Path, cache: Path) -> None:
+    assert Tokenizer.from_json(tokenizer().to_str()).vocab_size < 336
+    assert ModelConfig.load(resolve(model, cache)).vocab_size == 336
 
 
 def test_a_folder_without_a_tokenizer_is_refused_with_advice(model: Path, cache: Path) -> None:

@@ -20,7 +20,7 @@ from sterna.errors import ConfigError, ModelError
 from sterna.executor.base import STATUS_NAN, STATUS_OK, Executor, ExecutorInfo, ForwardBatch, Int32Array, StepHandle, StepOutput
 from sterna.executor.kv_memory import choose_group_slots, kv_bytes
 from sterna.executor.native.isa import choose_isa
-from sterna.executor.native.pack import open_packed
+from sterna.executor.native.pack import load_spec, open_packed
 from sterna.executor.native.plan import Weights, engine_config
 from sterna.executor.native.sampling import to_options
 from sterna.files.cache import cache_root
@@ -42,10 +42,7 @@ def create(args: ServerArgs, folder: Path) -> NativeExecutor:
 
     Raises ConfigError, ModelError (`registry.create_executor`).
     """
-    try:
-        spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
+    spec = load_spec(folder)
     weights = open_packed(folder, cache_root(args.cache_dir), args.quantization)
     return make(args, ModelConfig.load(folder), spec, weights)
 
@@ -168,6 +165,7 @@ class NativeExecutor(Executor):
         return _Step(self.engine, batch)
 
     def shutdown(self) -> None:
+        """Steps in flight are given up: waiting for their results raises RuntimeError."""
         self.engine.stop()
 
 

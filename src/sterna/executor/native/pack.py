@@ -9,6 +9,7 @@ what they have mapped. Making one deletes those that no start has used for `KEEP
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import mmap
@@ -39,6 +40,8 @@ from sterna.executor.native.packed_file import (
     PackedModel,
     VectorRecord,
     align,
+    blobs_of,
+    checksum_of,
     prelude,
 )
 from sterna.files import cache
@@ -64,18 +67,21 @@ def open_packed(folder: Path, cache_dir: Path, quantization: Quantization) -> Pa
     no place for; ConfigError for a quantization of what is quantized already, and where neither disk nor memory has room.
     """
     index = WeightIndex.load(folder)
-    header = plan(index, _load_spec(folder), quantization)
+    header = plan(index, load_spec(folder), quantization)
     root = cache_dir / cache.PACKED_DIR
-    files = frozenset(Path(entry.file) for entry in index.entries.values())
-    content = content_hash(files, root)
-    key = _key(index, quantization, content)
-    found = _map_existing(root, key, header)
-    if found is not None:
-        return found  # what is damaged is told of by whoever makes it anew
     try:
-        return _make(_Source(folder, files, content), header, root, key)
+        return _find_or_make(folder, index, header, root)
     except OSError as fault:
         return _make_in_memory(folder, header, f"{fault.filename or root}: {fault.strerror or fault}")
+
+
+def pack_into_cache(folder: Path, cache_dir: Path, quantization: Quantization) -> PackedModel:
+    """As `open_packed`, for whoever prepares a start: a cache that can't keep them is a ModelError."""
+    index = WeightIndex.load(folder)
+    header = plan(index, load_spec(folder), quantization)
+    root = cache_dir / cache.PACKED_DIR
+    with cache.faults_named(root):
+        return _find_or_make(folder, index, header, root)
 
 
 class _Source(NamedTuple):
@@ -86,6 +92,14 @@ class _Source(NamedTuple):
     files: frozenset[Path]
     content: str
     """`content_hash` of `files`, which the key says."""
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """Raises ModelError where `folder` isn't a resolved model."""
+    try:
+        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
 
 
 def plan(index: WeightIndex, spec: ModelSpec, quantization: Quantization) -> PackedHeader:
@@ -109,14 +123,16 @@ def plan(index: WeightIndex, spec: ModelSpec, quantization: Quantization) -> Pac
     return PackedHeader(quantization, offset, matrices, vectors)
 
 
-def _load_spec(folder: Path) -> ModelSpec:
-    try:
-        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec)
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise ModelError(f"{folder}: not a resolved model folder: {fault}") from fault
+def _find_or_make(folder: Path, index: WeightIndex, header: PackedHeader, root: Path) -> PackedModel:
+    """Raises OSError where the cache can't take it, and ModelError as `open_packed` does."""
+    files = frozenset(Path(entry.file) for entry in index.entries.values())
+    content = content_hash(files, root)
+    key = _key(index, header.quantization, content)
+    # What is damaged is told of by whoever makes it anew.
+    return _map_existing(root, key, header) or _make(_Source(folder, files, content), header, root, key)
 
 
-def _key(index: WeightIndex, quantization: Quantization, content: str) -> str:
+def _key(index: WeightIndex, quantization: str, content: str) -> str:
     found = [(name, entry.tensor, entry.dtype, entry.shape, entry.transforms) for name, entry in index.entries.items()]
     return hashlib.sha256(msgspec.msgpack.encode((VERSION, quantization, content, found))).hexdigest()[: cache.KEY_DIGITS]
 
@@ -145,17 +161,23 @@ def _make(source: _Source, header: PackedHeader, root: Path, key: str) -> Packed
         found = _map_existing(root, key, header, warn=True)
         if found is not None:
             return found
+        if path.is_dir():
+            raise OSError(errno.EISDIR, "a folder is in the way of this file, and not Sterna's to delete: remove it", str(path))
         _sweep(root, label)
-        before = prelude(header)
-        size = len(before) + header.data_bytes
+        start = len(prelude(header, 0))
+        size = start + header.data_bytes
         free = shutil.disk_usage(root).free
         if free < size:
             raise OSError(None, f"{show_bytes(size)} are needed and {show_bytes(free)} are free", str(root))
         log.info("packing weights once: %s into %s", show_bytes(size), path)
         with _whole_file(path) as file:
-            file.write(before)
-            _fill(source.folder, header, file, len(before))
-            file.truncate(size)  # the last blob's padding
+            file.truncate(size)
+            _fill(source.folder, header, file, start)
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written:
+                checksum = checksum_of(blobs_of(written, header))
+            file.seek(0)
+            file.write(prelude(header, checksum))
             if content_hash(source.files, root) != source.content:
                 raise ModelError(f"{label}: the model's files changed while its weights were being packed")
         try:
@@ -174,7 +196,7 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
     log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
     memory = mmap.mmap(-1, needed)
     _fill(folder, header, memory, 0)
-    return PackedModel(header, memory, 0, None)
+    return PackedModel(header, memory, None)
 
 
 def _sweep(root: Path, label: str) -> None:
@@ -192,7 +214,7 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears at `path` at one instant, durably, or not at all. With a lock held."""
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
-        with part.open("wb") as file:
+        with part.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from sterna.executor.kv_memory import kv_bytes
 from sterna.executor.native import _native
 from sterna.executor.native.executor import KV_BYTES_PER_ELEMENT, stored_kv_groups
 from sterna.executor.native.formats import Format
-from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, kv_groups, weight_shapes
+from sterna.models.spec import AttentionSpec, GatedMLPSpec, LayerSpec, ModelSpec, MoESpec, kv_groups, weight_shapes
 from unit.executor.native import numpy_model
 from unit.executor.native.engine_driver import BF16, INT4, INT8, Driver, MemoryWeights, Row, make_engine
 from unit.executor.native.unpack import unpack
@@ -28,7 +28,25 @@ FORMS: dict[str, Callable[[str], Format]] = {
     "int4": lambda name: INT8 if name in ("embed", "head") else INT4,
     "mixed": lambda name: BF16 if "attn.v" in name or "down" in name or "router" in name else INT4 if "mlp" in name else INT8,
 }
-MODELS = ["llama", "llama-bias", "llama-one-kv-head", "llama-gelu", "llama-yarn", "mistral-window", "qwen2", "qwen3-window", "llama-untied"]
+MODELS = [
+    "llama",
+    "llama-bias",
+    "llama-one-kv-head",
+    "llama-gelu",
+    "llama-yarn",
+    "mistral-window",
+    "qwen2",
+    "qwen3-window",
+    "llama-untied",
+    "mixtral",
+    "qwen3-moe-some",
+    "gemma2",
+    "gemma3",
+    "olmo2",
+    "granite",
+    "smollm3-window",
+    "phi3-long",
+]
 PROMPT: list[int] = np.random.RandomState(7).randint(3, 336, size=300).tolist()
 NEW = 8
 NOBODY = np.zeros(0, dtype=np.int32)
@@ -84,11 +102,17 @@ def test_logits_are_near_those_of_float64_on_the_same_weights(variant: str, form
     expected -= np.log(np.exp(expected - expected.max(axis=-1, keepdims=True)).sum(axis=-1, keepdims=True)) + expected.max(
         axis=-1, keepdims=True
     )
-    difference = np.abs(np.array(row.logprobs) - expected)
-    spread = expected.std()
-    # What rounding activations to 8 bits leaves of such small and sharp models; a fault in masks, rope or slots leaves nothing alike.
-    assert difference.mean() < 0.05 * spread
-    assert np.corrcoef(np.array(row.logprobs).ravel(), expected.ravel())[0, 1] > 0.995
+    ours = np.array(row.logprobs)
+    differences = np.abs(ours - expected).mean(axis=-1) / expected.std()
+    likeness = np.array([np.corrcoef(mine, theirs)[0, 1] for mine, theirs in zip(ours, expected, strict=True)])
+    # What rounding activations to 8 bits leaves of such small and sharp models; a fault in masks, rope, slots or experts leaves nothing so.
+    if form != "bf16" and any(isinstance(layer.mlp, MoESpec) for layer in spec.layers):
+        # Where it tips the choice between two experts, that token is another's.
+        assert np.median(differences) < 0.1
+        assert np.median(likeness) > 0.99
+    else:
+        assert differences.mean() < 0.05
+        assert likeness.mean() > 0.995
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, 299])
@@ -100,7 +124,7 @@ def test_chunking_changes_no_bit(chunk: int, form: str) -> None:
         assert driver.steps > 300 // chunk
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3-window", "mixtral", "gemma2"])
 @pytest.mark.parametrize("neighbours", [1, 5, 16, 40])
 def test_neighbours_change_no_bit(variant: str, neighbours: int) -> None:
     with running(variant, "mixed", seed=neighbours) as driver:
@@ -219,6 +243,32 @@ def test_the_pool_takes_the_memory_that_was_planned_for_it(head_dim: int) -> Non
     planned = kv_bytes(msgspec.structs.replace(spec, kv_groups=stored_kv_groups(spec)), (4096, 4096), KV_BYTES_PER_ELEMENT)
     engine.stop()
     assert engine.kv_bytes == planned
+
+
+def test_stop_drops_the_steps_that_have_not_begun_and_leaves_the_one_that_runs() -> None:
+    """However much is queued, the process ends in the time of a layer: here one of very many."""
+    layers = (LayerSpec(AttentionSpec(2, 1, 16, 1.0, None), GatedMLPSpec(32), 1e-5),) * 200
+    spec = ModelSpec(32, 32, layers, kv_groups(layers), 1e-5, tied_head=True)
+    weights = MemoryWeights(spec, lambda name: np.ones(weight_shapes(spec)[name], dtype=np.float32), FORMS["bf16"])
+    driver = Driver(make_engine(spec, weights, isa="portable", slots=1024), spec, slots=1024)
+    row = driver.add([5] * 400)
+    numbers = [driver.submit([(row, count)]) for count in (300, 50, 50)]
+    while driver.engine.queued == len(numbers):
+        pass
+    driver.engine.stop()
+    for number in numbers:
+        with pytest.raises(RuntimeError, match="shut down"):
+            driver.engine.wait(number)
+
+
+def test_what_was_done_before_stop_can_still_be_read() -> None:
+    with running() as driver:
+        row = driver.add(PROMPT[:20])
+        last = driver.submit([(row, 20)])
+        driver.engine.wait(driver.submit([(row, 1)], from_last={0: 0}))
+        driver.engine.stop()
+        tokens, _, _ = driver.engine.wait(last)
+        assert tokens[0] >= 0
 
 
 class TestRefusals:

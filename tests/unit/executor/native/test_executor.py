@@ -12,7 +12,9 @@ import pytest
 
 from sterna.config.cores import usable_cores
 from sterna.config.server_args import ServerArgs
+from sterna.errors import ConfigError
 from sterna.executor.native.executor import create
+from sterna.executor.native.isa import choose_isa
 from sterna.models.resolve import resolve_model
 from tiny_gguf import write_gguf
 
@@ -21,7 +23,9 @@ import resource, sys
 from pathlib import Path
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
+from sterna.errors import ConfigError
 from sterna.executor.native.executor import create
+from sterna.executor.native.isa import choose_isa
 
 args = ServerArgs(cache_dir=sys.argv[2], threads=4096, max_total_tokens=256, context_length=512)
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -56,3 +60,12 @@ def test_more_threads_than_cores_are_warned_of(folder: Path, tmp_path: Path, cap
     with caplog.at_level(logging.WARNING):
         create(ServerArgs(cache_dir=str(tmp_path), threads=cores + more, max_total_tokens=256, context_length=512), folder).shutdown()
     assert [record.args and record.args[0] for record in caplog.records] == [cores + more] * more
+
+
+def test_an_instruction_set_that_is_not_here_is_refused_by_the_name_of_what_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STERNA_ISA", "portable")  # a flag wins over it
+    with pytest.raises(ConfigError, match=r"^--isa must be auto or one of .*portable.* not 'nonsense'"):
+        choose_isa(ServerArgs(isa="nonsense"))
+    monkeypatch.setenv("STERNA_ISA", "nonsense")
+    with pytest.raises(ConfigError, match=r"^STERNA_ISA must be auto or one of .*portable.* not 'nonsense'"):
+        choose_isa(ServerArgs(isa="nonsense"))

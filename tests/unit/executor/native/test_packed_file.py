@@ -20,7 +20,7 @@ from sterna.errors import ConfigError, ModelError
 from sterna.executor.native import formats, pack
 from sterna.executor.native.formats import BF16, INT4, INT8, Format, format_of
 from sterna.executor.native.pack import KEEP_DAYS, open_packed
-from sterna.executor.native.packed_file import ALIGNMENT, PackedModel
+from sterna.executor.native.packed_file import ALIGNMENT, DATA_ALIGNMENT, PackedModel
 from sterna.files import cache as files_cache
 from sterna.models.resolve import resolve_model
 from sterna.models.weights import WEIGHTS_FILE, WeightEntry, WeightIndex, WeightStore
@@ -251,6 +251,23 @@ def damaged_header(path: Path) -> None:
     path.write_bytes(content)
 
 
+def other_byte(where: float) -> Callable[[Path], None]:
+    """One changed byte of the blobs: at this share of them."""
+
+    def other(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[DATA_ALIGNMENT + int(where * (len(content) - DATA_ALIGNMENT - 1))] ^= 0x10
+        path.write_bytes(content)
+
+    return other
+
+
+def other_checksum(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[16] ^= 1
+    path.write_bytes(content)
+
+
 def cut_short(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
@@ -266,7 +283,18 @@ def of_another_model(path: Path) -> None:
     packed.path.replace(path)
 
 
-@pytest.mark.parametrize("damage", [damaged_prefix, damaged_header, cut_short, cut_to_nothing, of_another_model])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damaged_prefix,
+        damaged_header,
+        other_checksum,
+        *(pytest.param(other_byte(where), id=f"byte-{where}") for where in (0, 0.3, 0.7, 1)),
+        cut_short,
+        cut_to_nothing,
+        of_another_model,
+    ],
+)
 def test_a_file_that_isnt_whole_or_right_is_made_anew(
     folder: Path, cache: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,6 +399,50 @@ def test_a_cache_that_cant_be_written_to_means_memory(folder: Path, tmp_path: Pa
     (tmp_path / "file").touch()
     assert_in_memory(open_packed(folder, tmp_path / "file" / "cache", "none"), folder)
     assert "Not a directory" in caplog.text
+
+
+def test_a_folder_in_the_files_place_is_told_of_and_left_and_nothing_is_packed_twice(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = open_packed(folder, cache, "none").path
+    assert path is not None
+    path.unlink()
+    path.mkdir()
+    (path / "somebody's").touch()
+    fill, fills = pack._fill, []
+
+    def counting(*args: object) -> None:
+        fills.append(args)
+        fill(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack, "_fill", counting)
+    assert_in_memory(open_packed(folder, cache, "none"), folder)
+    assert len(fills) == 1
+    assert f"{path}: a folder is in the way" in caplog.text
+    assert [each.name for each in path.iterdir()] == ["somebody's"]
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to(path.with_name("gone"))
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [pipe, dangling_link, link_to_itself])
+def test_what_cant_be_read_in_the_files_place_is_replaced(folder: Path, cache: Path, make: Callable[[Path], None]) -> None:
+    path = open_packed(folder, cache, "none").path
+    assert path is not None
+    path.unlink()
+    make(path)
+    assert open_packed(folder, cache, "none").path == path
+    assert path.is_file()
+    assert not path.is_symlink()
 
 
 def test_neither_disk_nor_memory_with_room_is_an_error_that_says_how_much(

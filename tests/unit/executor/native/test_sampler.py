@@ -121,6 +121,16 @@ def test_tokens_are_the_torch_executors_for_any_parameters(data: st.DataObject) 
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("vocab", [2, 33, 20_000])
+@pytest.mark.parametrize("largest", [0.0, -0.0, 1e-40, -1e-40, 1.2e-38, -1.2e-38, 1.0])
+def test_a_nucleus_of_one_is_the_likeliest_token_even_where_its_logit_is_zero(largest: float, vocab: int, isa: str) -> None:
+    logits = np.full(vocab, -1.0, dtype=np.float32)
+    logits[vocab // 2] = largest
+    sampler = bound(SamplingParams(temperature=100.0, top_p=1e-6, seed=0), vocab, NO_IDS, isa=isa)
+    assert [sampler.sample(0, logits.copy()).token for _ in range(12)] == [vocab // 2] * 12
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", ["plain", "flat", "peaked", "holes"])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 30.0])
 def test_the_drawn_token_is_the_largest_of_all_noisy_candidates(isa: str, kind: str, temperature: float) -> None:
