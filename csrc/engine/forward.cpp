@@ -61,14 +61,14 @@ void Forward::run(const Step& step, const Sink& sink) {
       if (tokens == 0) return;
     }
     const size_t mixed_cols = size_t(layer.attention.heads) * layer.attention.head_dim;
-    inputs_.reserve(tokens, int(mixed_cols), {&layer.attention.o.weight});
+    inputs_.reserve(tokens, int(mixed_cols), Rounding::kPlain, {&layer.attention.o.weight});
     each_token(tokens, [&](int64_t t, int) { inputs_.set(kernels_, int(t), mixed_.get() + t * mixed_cols); });
     const size_t stride = padded(layer.attention.o);
     products({{&layer.attention.o, &inputs_, y_.reserve(stride * tokens), stride}}, tokens);
     if (layer.is_mixture())
-      hidden_inputs_.reserve(tokens, hidden, {&layer.mixture.router, &layer.mixture.experts[0].gate.weight, &layer.mixture.experts[0].up.weight});
+      hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&layer.mixture.router, &layer.mixture.experts[0].gate.weight, &layer.mixture.experts[0].up.weight});
     else
-      hidden_inputs_.reserve(tokens, hidden, {&layer.mlp.gate.weight, &layer.mlp.up.weight});
+      hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&layer.mlp.gate.weight, &layer.mlp.up.weight});
     each_token(tokens, [&](int64_t t, int thread) {
       float* x = x_.get() + t * hidden;
       add_residual(layer, layer.attn_post_norm, y_.get() + t * stride, x);
@@ -151,7 +151,7 @@ void Forward::attend(const Step& step, int index) {
   const Layer& layer = model_.layers[index];
   const Attention& a = layer.attention;
   const int hidden = model_.hidden_size, tokens = int(step.input_ids.size());
-  hidden_inputs_.reserve(tokens, hidden, {&a.q.weight, &a.k.weight, &a.v.weight});
+  hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&a.q.weight, &a.k.weight, &a.v.weight});
   each_token(tokens, [&](int64_t t, int thread) {
     const float* x = x_.get() + t * hidden;
     if (layer.attn_norm == nullptr) return hidden_inputs_.set(kernels_, int(t), x);
@@ -329,7 +329,7 @@ void Forward::mlp(const Layer& layer, int tokens) {
     const int row = int(i / groups) * tile, block = int(i % groups) * per_item;
     gated(mlp, hidden_inputs_, row, std::min(tile, tokens - row), block, std::min(per_item, blocks - block), ff, thread);
   });
-  inputs_.reserve(tokens, mlp.intermediate, {&mlp.down.weight});
+  inputs_.reserve(tokens, mlp.intermediate, Rounding::kPlain, {&mlp.down.weight});
   each_token(tokens, [&](int64_t t, int) { inputs_.set(kernels_, int(t), ff + t * ff_stride); });
   products({{&mlp.down, &inputs_, y_.reserve(stride * tokens), stride}}, tokens);
   each_token(tokens, [&](int64_t t, int) { add_residual(layer, layer.mlp_post_norm, y_.get() + t * stride, x_.get() + t * hidden); });
@@ -339,7 +339,7 @@ void Forward::head(const Sink& sink) {
   const Matrix& w = model_.head.weight;
   const int hidden = model_.hidden_size, rows = int(sampled_.size()), vocab = model_.vocab_size;
   const size_t stride = padded(model_.head);
-  inputs_.reserve(rows, hidden, {&w});
+  inputs_.reserve(rows, hidden, Rounding::kRefined, {&w});
   each_token(rows, [&](int64_t s, int) {
     float* x = x_.get() + s * hidden;
     kernels_.rms_norm(x, model_.final_norm, hidden, model_.final_norm_eps, x);

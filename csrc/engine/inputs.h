@@ -9,11 +9,16 @@
 
 namespace sterna {
 
+// Whether the int8 form refines groups that are far larger than the others (matrix.h). What comes from the stream between layers needs it: measured
+// (docs/decisions/011), most of the engine's distance from float32 is from there. What attention and a gated MLP give has no such channels.
+enum class Rounding { kPlain, kRefined };
+
 class Inputs {
  public:
   // Room for `rows` rows of `cols` numbers, for these matrices (which all take `cols`).
-  void reserve(int rows, int cols, std::initializer_list<const Matrix*> readers) {
+  void reserve(int rows, int cols, Rounding rounding, std::initializer_list<const Matrix*> readers) {
     cols_ = cols;
+    refine_ = rounding == Rounding::kRefined;
     int8_ = bf16_ = false;
     for (const Matrix* each : readers) (each->quant == Quant::kBf16 ? bf16_ : int8_) = true;
     if (int8_) int8_rows_.reserve(Activations::int8_stride(cols) * size_t(rows));
@@ -21,7 +26,7 @@ class Inputs {
   }
 
   void set(const Kernels& kernels, int row, const float* x) {
-    if (int8_) kernels.quantize(x, cols_, int8_rows_.get() + Activations::int8_stride(cols_) * size_t(row));
+    if (int8_) kernels.quantize(x, cols_, refine_, int8_rows_.get() + Activations::int8_stride(cols_) * size_t(row));
     if (bf16_) kernels.to_bf16(x, cols_, bf16_rows_.get() + Activations::bf16_stride(cols_) * size_t(row));
   }
 
@@ -39,7 +44,7 @@ class Inputs {
 
  private:
   int cols_ = 0;
-  bool int8_ = false, bf16_ = false;
+  bool refine_ = false, int8_ = false, bf16_ = false;
   Buffer<uint8_t> int8_rows_, bf16_rows_;
 };
 

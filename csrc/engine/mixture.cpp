@@ -47,7 +47,7 @@ void Forward::mixture(const Layer& layer, int tokens) {
   products({{&router, &hidden_inputs_, router_.reserve(router_stride * tokens), router_stride}}, tokens);
   route(mixture, tokens);
 
-  expert_inputs_.reserve(rows, hidden, {&shape.gate.weight, &shape.up.weight});
+  expert_inputs_.reserve(rows, hidden, Rounding::kRefined, {&shape.gate.weight, &shape.up.weight});
   each_token(rows, [&](int64_t i, int) { expert_inputs_.copy(choices_[i].place, hidden_inputs_, choices_[i].token); });
 
   struct Item {
@@ -68,7 +68,7 @@ void Forward::mixture(const Layer& layer, int tokens) {
     const Item& item = items[i];
     gated(mixture.experts[item.expert], expert_inputs_, item.first_row, item.rows, item.block, item.blocks, ff, thread);
   });
-  inputs_.reserve(rows, shape.intermediate, {&shape.down.weight});
+  inputs_.reserve(rows, shape.intermediate, Rounding::kPlain, {&shape.down.weight});
   each_token(rows, [&](int64_t r, int) { inputs_.set(kernels_, int(r), ff + r * ff_stride); });
   float* out = expert_out_.reserve(stride * rows);
   deal(shape.down.weight.blocks(), 8, 128);

@@ -24,7 +24,7 @@ static void quantize_group(const float* x, int count, ActivationGroup& out) {
   out.zero_int8 = -128 * int32_t(sums[0] + sums[1]);
 }
 
-static void quantize(const float* x, int cols, uint8_t* row) {
+static void quantize(const float* x, int cols, bool refine, uint8_t* row) {
   const int groups = (cols + kGroup - 1) / kGroup, most = most_refined(groups);
   ActivationGroup *out = reinterpret_cast<ActivationGroup*>(row), *refinement = out + groups;
   int32_t* refined = reinterpret_cast<int32_t*>(refinement + most);
@@ -35,7 +35,7 @@ static void quantize(const float* x, int cols, uint8_t* row) {
   }
   const float limit = squares / float(groups) * float(kRefineAbove);
   int count = 0;
-  for (int g = 0; g < groups && count < most; g++) {
+  for (int g = 0; refine && g < groups && count < most; g++) {
     if (!(out[g].d * out[g].d > limit)) continue;
     const int columns = cols - g * kGroup < kGroup ? cols - g * kGroup : kGroup;
     float rest[kGroup];
