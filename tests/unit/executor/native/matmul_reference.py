@@ -89,7 +89,7 @@ def random_weights(form: Form, rows: int, cols: int, seed: int, spread: float = 
 
 @dataclass(frozen=True)
 class Quantized:
-    """q: int8 [groups, 32]; d: float32 [groups]; refined: which groups are refined, and `refinement` their groups, of which none is refined."""
+    """q: int8 [groups, 32]; d: float32 [groups]. refined: which groups are; refinement: what they were refined by."""
 
     q: NDArray[np.int8]
     d: NDArray[np.float32]
