@@ -242,5 +242,8 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
 
 
 def test_whatever_happens_each_request_is_answered_once_and_gives_everything_back() -> None:
-    run_state_machine_as_test(RequestsOfAScheduler, settings=settings(max_examples=100, stateful_step_count=40, deadline=None))
+    for _ in range(5):  # nearly always one round meets everything that it must have met
+        run_state_machine_as_test(RequestsOfAScheduler, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+        if (+SEEN).keys() >= MUST_BE_SEEN:
+            break
     assert (+SEEN).keys() >= MUST_BE_SEEN, SEEN
