@@ -168,9 +168,10 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
     def everyone_alive_is_in_exactly_one_place(self) -> None:
         scheduler = self.h.scheduler
         for req in scheduler.reqs.values():
-            places = [req in scheduler.prefill.waiting, req in scheduler.prefill.active, req in scheduler.running.reqs]
+            waits = (req in scheduler.prefill.waiting) + (req in scheduler.prefill._followers)
+            places = [waits, req in scheduler.prefill.active, req in scheduler.running.reqs]
             assert sum(places) == 1, (req.rid, places)
-            assert places.index(True) == [ReqState.WAITING, ReqState.PREFILL, ReqState.RUNNING].index(req.state)
+            assert places.index(1) == [ReqState.WAITING, ReqState.PREFILL, ReqState.RUNNING].index(req.state)
         assert len(scheduler.reqs) == scheduler.prefill.num_waiting + len(scheduler.prefill.active) + len(scheduler.running)
 
     @invariant()
@@ -235,6 +236,8 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
             else:
                 self.check_ending(rid, life)
         self.h.assert_at_baseline()
+        followers = self.h.scheduler.prefill._followers
+        assert not (followers._followers or followers._leaders or followers._of)
         assert self.h.outbox.stats is not None
         SEEN["retraction"] += self.h.outbox.stats.retractions_total
         SEEN["cache hit"] += self.h.outbox.stats.cached_tokens_total
