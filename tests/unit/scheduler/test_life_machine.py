@@ -237,7 +237,9 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
                 self.check_ending(rid, life)
         self.h.assert_at_baseline()
         followers = self.h.scheduler.prefill._followers
-        assert not (followers._followers or followers._leaders or followers._of)
+        assert not followers._followers
+        assert not followers._leaders
+        assert not followers._of
         assert self.h.outbox.stats is not None
         SEEN["retraction"] += self.h.outbox.stats.retractions_total
         SEEN["cache hit"] += self.h.outbox.stats.cached_tokens_total
@@ -246,7 +248,7 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
 
 def test_whatever_happens_each_request_is_answered_once_and_gives_everything_back() -> None:
     for _ in range(5):  # nearly always one round meets everything that it must have met
-        run_state_machine_as_test(RequestsOfAScheduler, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+        run_state_machine_as_test(RequestsOfAScheduler, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))
         if (+SEEN).keys() >= MUST_BE_SEEN:
             break
     assert (+SEEN).keys() >= MUST_BE_SEEN, SEEN
