@@ -20,6 +20,7 @@ SternaError
 │  └─ Draining               503
 └─ EngineError               500/503: generic body, full log
    ├─ EngineFailure          500  a fault while this request was handled
+   ├─ EngineCrashed          500  the engine fails, or its process dies, on this request alone
    ├─ InvalidLogits          500  NaN where a token should have been sampled
    └─ EngineDead             503  a process of the group has died
 
@@ -154,6 +155,10 @@ class EngineError(SternaError):
 
 class EngineFailure(EngineError):
     code = "engine_failure"
+
+
+class EngineCrashed(EngineError):
+    code = "engine_crashed"
 
 
 class InvalidLogits(EngineError):

@@ -11,7 +11,7 @@ import uvloop
 from sterna.cli.flags import parse_server_args
 from sterna.config.memory import show_bytes
 from sterna.config.server_args import ServerArgs
-from sterna.launch import serve
+from sterna.launch.serve import serve
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 

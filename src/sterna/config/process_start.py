@@ -28,6 +28,10 @@ from sterna.protocol.control import ProcessFailed
 log = logging.getLogger(__name__)
 
 
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+
+
 class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a child is told. Addresses are ipc:// URLs; keys are not among its settings."""
 
@@ -47,6 +51,7 @@ def enter_process(name: str, run: Callable[[ProcessStart], None]) -> None:
     # our help, and then ends us in order.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
+    _ask_for_death_signal()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessStart)
     setup_logging(start.args.log_level, name)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
@@ -58,6 +63,15 @@ def enter_process(name: str, run: Callable[[ProcessStart], None]) -> None:
             log.exception("%s", fault)
         _report(start.server, ProcessFailed(process=name, message=str(fault) if expected else f"{name} failed: {fault!r}"))
         sys.exit(1)
+
+
+def _ask_for_death_signal() -> None:
+    """Linux: be killed when the parent dies. The end of the pipe says so everywhere, but to a process that is stopped or in the middle of a
+    long call it says so late. (A parent that is dead already is told by the pipe.)"""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_with_parent() -> None:

@@ -79,6 +79,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a stream gets a comment line."""
     sse_commit_after: float = 5.0
     """Seconds after which a stream's status line goes out even if nothing is ready yet."""
+    recovery: bool = True
+    """Start a process that has died again and go on with every request; off: all requests end and the server exits with code 1."""
     drain_timeout: float = 30.0
     """Seconds that SIGTERM leaves to running requests."""
     stream_interval: int = 1

@@ -2,6 +2,9 @@
 
 Text leaves once and is never withdrawn. What could still turn out to be the beginning of a stop string is held back; where a stop
 string ends the text is the scheduler's word (`FinishMatchedStr.char_offset`): here it is cut, never searched.
+
+A `Decoding` is a function of the ids alone. One of a request that resumes is made from all of its output, so that it is what the one before
+it was; it begins to send where the text that the server has ends, in the middle of what was held back, if need be.
 """
 
 from __future__ import annotations
@@ -31,20 +34,29 @@ class Decoding:
     opening: DecodeOpening
     status: DecodeStatus
     matcher: StopMatcher | None
-    epoch: int
-    """Of the scheduler whose rows it takes."""
     next_token: int = 0
     """`start` of the row that must come next."""
     held: str = ""
     """Stable text that hasn't: it could be the beginning of a stop string."""
 
+    def resume(self) -> None:
+        """Take in the output before the first row. Raises ValueError where the server has more of its text than there is."""
+        opening = self.opening
+        text = self.status.push(opening.resume_output_ids)
+        if self.matcher is not None:
+            self.matcher.push(text)
+        if len(text) < opening.resume_chars:
+            raise ValueError(f"{opening.resume_chars} characters were sent of a text that has {len(text)}")
+        self.held = text[opening.resume_chars :]
+
     def release(self, text: str) -> str:
         """Take `text` in; return what may leave."""
-        if self.matcher is None:
-            return text
-        self.matcher.push(text)
         pending = self.held + text
-        keep = len(pending) - self.matcher.held
+        if self.matcher is None:
+            self.held = ""
+            return pending
+        self.matcher.push(text)
+        keep = max(len(pending) - self.matcher.held, 0)
         out, self.held = pending[:keep], pending[keep:]
         return out
 
@@ -53,7 +65,7 @@ class Decoding:
         pending = self.held + text
         if isinstance(reason, FinishMatchedStr):
             sent = self.status.sent_offset - len(pending)
-            end = reason.char_offset - self.opening.chars_before + (len(reason.matched) if self.opening.no_stop_trim else 0)
+            end = reason.char_offset + (len(reason.matched) if self.opening.no_stop_trim else 0)
             pending = pending[: max(end - sent, 0)]
         return pending
 
@@ -63,7 +75,6 @@ class Refusal:
     """A rid that isn't decoded: its terminal row, when it comes, leaves with `reason`."""
 
     opening: DecodeOpening
-    epoch: int
     reason: FinishAbort
 
 
@@ -75,6 +86,8 @@ class DetokenizerManager:
         self.max_states = max_states
         self._decodings: dict[str, Decoding] = {}
         self._refused: dict[str, Refusal] = {}
+        self._epoch = 0
+        """The latest that rows have come of."""
 
     @property
     def num_states(self) -> int:
@@ -83,17 +96,21 @@ class DetokenizerManager:
     def to_str_output(self, batch: BatchTokenIDOutput) -> Iterator[tuple[str, BatchStrOutput | DecodeRefused]]:
         """(address, message) for every server that owns a rid of `batch`, refusals first.
 
-        A row of an earlier epoch, or one seen already, is dropped; a gap or a fault refuses its rid and no other.
+        A batch of an earlier epoch, or a row seen already, is dropped; a gap or a fault refuses its rid and no other.
         """
+        if batch.epoch < self._epoch:
+            return
+        if batch.epoch > self._epoch:
+            self._begin_epoch(batch.epoch)
         refusals: list[tuple[str, DecodeRefused]] = []
         rows: list[tuple[Decoding, TokenIDRow]] = []
         outputs: dict[str, list[StrRow]] = defaultdict(list)
         for row in batch.rows:
-            decoding = self._admit(row, batch.epoch, refusals)
+            decoding = self._admit(row, refusals)
             if decoding is not None:
                 rows.append((decoding, row))
             elif row.finished_reason is not None:
-                self._pass_refusal(row, batch.epoch, outputs)
+                self._pass_refusal(row, outputs)
         for (decoding, row), text in zip(rows, self._decode(rows), strict=True):
             try:
                 self._output(decoding, row, text, outputs, refusals)
@@ -105,31 +122,37 @@ class DetokenizerManager:
         for address, strs in outputs.items():
             yield address, BatchStrOutput(epoch=batch.epoch, detokenized_time=now, rows=strs)
 
+    def _begin_epoch(self, epoch: int) -> None:
+        """What the epoch before made is over: who goes on opens again, and of the others no ending comes."""
+        self._epoch = epoch
+        self._decodings.clear()
+        self._refused.clear()
+
     # ---- admission ----
 
-    def _admit(self, row: TokenIDRow, epoch: int, refusals: list[tuple[str, DecodeRefused]]) -> Decoding | None:
+    def _admit(self, row: TokenIDRow, refusals: list[tuple[str, DecodeRefused]]) -> Decoding | None:
         decoding = self._decodings.get(row.rid)
-        if row.opening is not None and (decoding is None or decoding.epoch < epoch):
-            return self._open(row, row.opening, epoch, refusals)
-        if decoding is None or decoding.epoch != epoch or row.start < decoding.next_token:
+        if decoding is None:
+            return None if row.opening is None else self._open(row, row.opening, refusals)
+        if row.start < decoding.next_token:
             return None
         if row.start > decoding.next_token:
             log.error("%s: row at %d where %d was due", row.rid, row.start, decoding.next_token)
-            self._refuse(row.rid, decoding.opening, epoch, FAULT, refusals)
+            self._refuse(row.rid, decoding.opening, FAULT, refusals)
             return None
         return decoding
 
-    def _open(self, row: TokenIDRow, opening: DecodeOpening, epoch: int, refusals: list[tuple[str, DecodeRefused]]) -> Decoding | None:
-        self._decodings.pop(row.rid, None)
+    def _open(self, row: TokenIDRow, opening: DecodeOpening, refusals: list[tuple[str, DecodeRefused]]) -> Decoding | None:
         self._refused.pop(row.rid, None)
         if len(self._decodings) >= self.max_states:
-            self._refuse(row.rid, opening, epoch, NO_ROOM, refusals)
+            self._refuse(row.rid, opening, NO_ROOM, refusals)
             return None
         try:
-            decoding = Decoding(opening, self._new_status(opening), StopMatcher(opening.stop) if opening.stop else None, epoch, row.start)
+            decoding = Decoding(opening, self._new_status(opening), StopMatcher(opening.stop) if opening.stop else None, row.start)
+            decoding.resume()
         except Exception:
             log.exception("%s: can't begin to decode", row.rid)
-            self._refuse(row.rid, opening, epoch, FAULT, refusals)
+            self._refuse(row.rid, opening, FAULT, refusals)
             return None
         self._decodings[row.rid] = decoding
         return decoding
@@ -142,15 +165,14 @@ class DetokenizerManager:
             spaces_between_special_tokens=opening.spaces_between_special_tokens,
         )
 
-    def _refuse(self, rid: str, opening: DecodeOpening, epoch: int, reason: FinishAbort, refusals: list[tuple[str, DecodeRefused]]) -> None:
+    def _refuse(self, rid: str, opening: DecodeOpening, reason: FinishAbort, refusals: list[tuple[str, DecodeRefused]]) -> None:
         self._decodings.pop(rid, None)
-        self._refused[rid] = Refusal(opening, epoch, reason)
-        refusals.append((opening.reply_to, DecodeRefused(rid=rid, epoch=epoch)))
+        self._refused[rid] = Refusal(opening, reason)
+        refusals.append((opening.reply_to, DecodeRefused(rid=rid, epoch=self._epoch)))
 
-    def _pass_refusal(self, row: TokenIDRow, epoch: int, outputs: dict[str, list[StrRow]]) -> None:
-        refusal = self._refused.get(row.rid)
-        if refusal is not None and refusal.epoch == epoch:
-            del self._refused[row.rid]
+    def _pass_refusal(self, row: TokenIDRow, outputs: dict[str, list[StrRow]]) -> None:
+        refusal = self._refused.pop(row.rid, None)
+        if refusal is not None:
             opening = refusal.opening
             # It claims no token: the journal holds only what was decoded.
             outputs[opening.reply_to].append(
@@ -181,9 +203,9 @@ class DetokenizerManager:
         opening = decoding.opening
         reason = row.finished_reason
         if text is None:
-            self._refuse(row.rid, opening, decoding.epoch, FAULT, refusals)
+            self._refuse(row.rid, opening, FAULT, refusals)
             if reason is not None:
-                self._pass_refusal(row, decoding.epoch, outputs)
+                self._pass_refusal(row, outputs)
             return
         decoding.next_token = row.start + len(row.output_ids)
         if reason is None:

@@ -169,4 +169,5 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def shutdown(self) -> None:
-        """Free memory and threads. Idempotent."""
+        """Free memory and threads. Steps that haven't been read are given up: waiting for one ends soon, perhaps by raising; rows may still
+        be released. Idempotent."""

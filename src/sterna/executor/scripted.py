@@ -15,6 +15,7 @@ what it sees, between the step's `submit` and its `result`.
     prefill_us_per_token=0   … and this much longer per prompt token
     nan_token=ID             a row that would sample ID gets STATUS_NAN
     raise_token=ID           a step in which a row would sample ID raises
+    crash_token=ID           a step in which a row would sample ID kills the process, as kill -9 does
     fail_bind_token=ID       `bind` raises for a prompt that begins with ID
     max_batch_rows=65536
     windows=0                the KV groups' windows, as 0:16:64; 0 is a group without one
@@ -23,6 +24,8 @@ what it sees, between the step's `submit` and its `result`.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +86,7 @@ class ScriptOptions:
     prefill_us_per_token: float = 0.0
     nan_token: int = -1
     raise_token: int = -1
+    crash_token: int = -1
     fail_bind_token: int = -1
     max_batch_rows: int = 65536
     windows: tuple[int, ...] = (0,)
@@ -294,6 +298,8 @@ class ScriptedExecutor(Executor):
                 continue
             script = self._rows[row]
             token = script.next_token()
+            if token == self._options.crash_token:
+                os.kill(os.getpid(), signal.SIGKILL)
             if token == self._options.raise_token:
                 raise RuntimeError("scripted failure of a step")
             if token == self._options.nan_token:

@@ -48,6 +48,10 @@ class RunDirectory:
     def address(self, inbox: str, epoch: int) -> str:
         return f"ipc://{self.path}/{inbox}-{epoch}"
 
+    def release(self, address: str) -> None:
+        """The process that had `address` is dead, and nobody will have it again."""
+        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()

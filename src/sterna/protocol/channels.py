@@ -6,6 +6,7 @@ from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    NewDetokenizerReq,
     OutputCredit,
     ProcessFailed,
     ProcessReady,
@@ -20,6 +21,8 @@ from sterna.protocol.generate import (
     TokenizedGenerateReqInput,
 )
 
-ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | ShutdownReq
+ToScheduler = (
+    TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | NewDetokenizerReq | ShutdownReq
+)
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
 ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed

@@ -23,6 +23,15 @@ class OutputCredit(msgspec.Struct, frozen=True, kw_only=True, tag="credit"):
     batches: int
 
 
+class NewDetokenizerReq(msgspec.Struct, frozen=True, kw_only=True, tag="new_detokenizer"):
+    """The detokenizer has died, and what was on its way with it; another one starts. The scheduler drops every request without a word (the
+    server sends them again), keeps their KV where it may, and makes its rows in a new epoch from here on."""
+
+    epoch: int
+    detokenizer: str
+    """Address of the new one's inbox."""
+
+
 class ShutdownReq(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """End the process. Live requests get their terminal output first."""
 

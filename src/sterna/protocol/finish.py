@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from sterna.errors import Draining, EngineFailure, QueueFull
+from sterna.errors import Draining, EngineCrashed, EngineFailure, QueueFull
 
 
 class FinishMatchedToken(msgspec.Struct, frozen=True, tag="token", array_like=True):
@@ -48,6 +48,8 @@ class FinishAbort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
 ABORTED = FinishAbort("aborted", 499, "aborted")
 FAULT = FinishAbort("internal error", EngineFailure.status, EngineFailure.code)
 """Something of ours broke while this request was handled."""
+ENGINE_CRASHED = FinishAbort("the engine failed on this request", EngineCrashed.status, EngineCrashed.code)
+"""It alone makes the engine fail, again and again."""
 SHUTTING_DOWN = FinishAbort("the server is shutting down", Draining.status, Draining.code)
 QUEUE_FULL = FinishAbort("The request queue is full.", QueueFull.status, QueueFull.code)
 

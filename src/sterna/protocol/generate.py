@@ -68,6 +68,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, kw_only=True, tag="
     cache_namespace: CacheNamespace = CacheNamespace()
     resume_output_ids: list[int] = []
     """Output tokens that the server already accepted in an earlier epoch: the request goes on after them."""
+    resume_chars: int = 0
+    """Characters of their text that the server has: the first row's text begins after those."""
     media_items: tuple[MediaItem, ...] = ()
     """Reserved."""
     input_embeds: bytes | None = None
@@ -111,9 +113,10 @@ class DecodeOpening(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV came from the prefix cache."""
-    chars_before: int = 0
-    """Characters of output text before the row's first token: of `resume_output_ids`. `FinishMatchedStr.char_offset` counts them too.
-    Only set where there are text stops."""
+    resume_output_ids: list[int] = []
+    """The output before the row's first token, made in an earlier epoch: the decoder begins with it, as if it had made its text itself."""
+    resume_chars: int = 0
+    """Characters of that text that the server has. What it lacks (held back, or an unfinished character) comes with later rows."""
 
 
 class TokenIDRow(msgspec.Struct, frozen=True, array_like=True):

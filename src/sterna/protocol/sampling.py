@@ -43,3 +43,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     """The matched stop string or token stays in the text."""
+
+
+def describe(params: SamplingParams, prompt_tokens: int, output_tokens: int) -> str:
+    """A request for the log: sizes and parameters. Stop strings and bias are counted, since they are text of the client's too."""
+    given = {name: getattr(params, name) for name in params.__struct_fields__}
+    given |= {name: len(given[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
+    return f"prompt_tokens={prompt_tokens} output_tokens={output_tokens} " + " ".join(f"{name}={value}" for name, value in given.items())

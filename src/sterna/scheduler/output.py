@@ -73,13 +73,8 @@ def _bare_opening(params: SamplingParams, reply_to: str, prompt_tokens: int) -> 
 def _opening(req: Req) -> DecodeOpening:
     return msgspec.structs.replace(
         _bare_opening(req.sampling_params, req.reply_to, req.num_prompt),
-        prompt_tail=_tail(req),
+        prompt_tail=req.prompt_ids[-PROMPT_TAIL_TOKENS:].tolist(),
         cached_tokens=req.cached_tokens,
-        chars_before=0 if req.text_stops is None else req.text_stops.chars_before,
+        resume_output_ids=req.output_ids[: req.num_resumed],
+        resume_chars=req.resume_chars,
     )
-
-
-def _tail(req: Req) -> list[int]:
-    """What stands before the first output that leaves."""
-    tail: list[int] = req.prompt_ids[-PROMPT_TAIL_TOKENS:].tolist()
-    return (tail + req.output_ids[: req.first_output])[-PROMPT_TAIL_TOKENS:]

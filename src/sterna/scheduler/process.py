@@ -31,6 +31,7 @@ from sterna.scheduler.prefill import Prefill
 from sterna.scheduler.results import ResultTaker
 from sterna.scheduler.scheduler import Inbox, Outbox, Scheduler
 from sterna.scheduler.step import StepRunner
+from sterna.scheduler.warm_up import first_forward
 from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,10 @@ class SocketOutbox:
 
     def to_detokenizer(self, message: BatchTokenIDOutput) -> None:
         self._detokenizer.send(message)
+
+    def replace_detokenizer(self, address: str) -> None:
+        self._detokenizer.close(linger_ms=0)
+        self._detokenizer = Sender(self._context, address)
 
     def to_server(self, address: str | None, message: ToServer) -> None:
         address = address or self._server
@@ -144,6 +149,7 @@ def run_scheduler(start: ProcessStart) -> None:
         model = ModelConfig.load(folder)
         tokenizer = LazyTokenizer(folder)
         scheduler = create_scheduler(args, model, executor, inbox, outbox, epoch=start.epoch, tokenizer=tokenizer)
+        first_forward(executor, scheduler.ledger.tables, model.bos_token_id or 0)
         outbox.to_server(None, ProcessReady(process="scheduler", epoch=start.epoch, info=_describe(executor, scheduler)))
         tokenizer.warm()
         scheduler.main_loop()

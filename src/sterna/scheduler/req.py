@@ -16,7 +16,7 @@ import numpy as np
 from sterna.mem_cache.allocator import Int32Array, Int64Array
 from sterna.protocol.finish import FinishReason
 from sterna.protocol.generate import CacheNamespace, SchedulerTimes
-from sterna.protocol.sampling import SamplingParams
+from sterna.protocol.sampling import SamplingParams, describe
 
 if TYPE_CHECKING:
     from sterna.mem_cache.prefix_cache import PrefixNode
@@ -44,8 +44,9 @@ class Req:
     reply_to: str
     cache_namespace: CacheNamespace
     received_time: float
-    first_output: int
+    num_resumed: int
     """Outputs that it came with (`resume_output_ids`): the first row starts after them."""
+    resume_chars: int
     token_stops: frozenset[int]
     """Its own stop ids; the model's end tokens are apart."""
     text_stops: TextStops | None = None
@@ -100,6 +101,10 @@ class Req:
         """(length,): its first tokens as the prefix cache compares them."""
         ids = self.prompt_ids if length <= self.num_prompt else self.all_ids()
         return ids[:length].astype(np.int64)
+
+    def describe(self) -> str:
+        """For the log, where the request has made something fail: its size and parameters, and nothing of its text."""
+        return describe(self.sampling_params, self.num_prompt, len(self.output_ids))
 
     def times(self) -> SchedulerTimes:
         return SchedulerTimes(

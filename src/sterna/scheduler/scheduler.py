@@ -17,7 +17,7 @@ import numpy as np
 from sterna.executor.base import Executor
 from sterna.ipc.channel import ChannelError
 from sterna.protocol.channels import ToScheduler, ToServer
-from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, OutputCredit, ShutdownReq
+from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, NewDetokenizerReq, OutputCredit, ShutdownReq
 from sterna.protocol.finish import ABORTED, FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishReason
 from sterna.protocol.generate import (
     AbortReq,
@@ -58,6 +58,7 @@ class Inbox(Protocol):
 
 class Outbox(Protocol):
     def to_detokenizer(self, message: BatchTokenIDOutput) -> None: ...
+    def replace_detokenizer(self, address: str) -> None: ...
     def to_server(self, address: str | None, message: ToServer) -> None:
         """`address` None is the server that started us."""
 
@@ -183,6 +184,8 @@ class Scheduler:
                 self._outbox.to_server(message.reply_to, FlushCacheOutput(control_id=message.control_id, flushed_tokens=flushed))
             case OutputCredit():
                 self.credits = min(self.credits + message.batches, MAX_BATCHES_IN_FLIGHT)
+            case NewDetokenizerReq():
+                self._begin_epoch(message)
             case ShutdownReq():
                 self.stopping = True
             case _:
@@ -210,6 +213,16 @@ class Scheduler:
         self._serial += 1
         self.reqs[req.rid] = req
         self.prefill.waiting.push_back(req)
+
+    def _begin_epoch(self, message: NewDetokenizerReq) -> None:
+        """Everyone alive ends without a word, and all credits are back: nobody is left who would fold what has been sent."""
+        self._end([(req, ABORTED) for req in self.reqs.values()])
+        self._due.clear()
+        self._refusals.clear()
+        self.credits = MAX_BATCHES_IN_FLIGHT
+        self._outbox.replace_detokenizer(message.detokenizer)
+        self._epoch = message.epoch
+        self.stats.begin_epoch(message.epoch)
 
     # ---- admit ----
 
@@ -364,12 +377,15 @@ class Scheduler:
             log.exception("%s: what it held could not be given back", req.rid)
 
     def shutdown(self) -> None:
-        """Everyone alive gets a terminal row."""
+        """Everyone alive gets a terminal row. A step in flight is given up: nobody waits for it any more."""
         self._end([(req, SHUTTING_DOWN) for req in self.reqs.values()])
-        self.take(leave=0)
         self.credits = max(self.credits, 1)
         self.publish()
         self.executor.shutdown()
+        self._runner.abandon()
+        for req, _ in self._in_flight.released():
+            self._give_back(req, keep_kv=False)
+        self.publish()  # the last gauge
 
     # ---- publish ----
 

@@ -24,6 +24,11 @@ class StatsKeeper:
         self._last: SchedulerStats | None = None
         self._last_time = 0.0
 
+    def begin_epoch(self, epoch: int) -> None:
+        """The next gauge is sent even where nothing has changed: its reader knows none of this epoch."""
+        self._epoch = epoch
+        self._last = None
+
     def due(self, now: float) -> bool:
         return now - self._last_time >= MIN_INTERVAL_S
 

@@ -1,8 +1,9 @@
 """One step of the executor, from `submit` to what came of it; and what is done where it fails: its rows are run again one by one, so that
 only the culprit ends.
 
-Who fails alone too ends with 500. That costs as many steps as the failed one had rows, and nothing where none fails. A step that was
-submitted on top of a failed one took its tokens from nothing: what it gave is dropped, and the loop chooses its rows again.
+Who fails alone too ends with 500 `engine_crashed`, as who makes the process die does (`tokenizer_manager/trials.py`). That costs as many
+steps as the failed one had rows, and nothing where none fails. A step that was submitted on top of a failed one took its tokens from
+nothing: what it gave is dropped, and the loop chooses its rows again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 import numpy as np
 
 from sterna.executor.base import Executor, StepHandle
-from sterna.protocol.finish import FAULT
+from sterna.protocol.finish import ENGINE_CRASHED, FAULT
 from sterna.scheduler.batch import ScheduleBatch, to_forward_batch
 from sterna.scheduler.decode import RunningBatch
 from sterna.scheduler.flight import FailedStep, Flight, InFlight
@@ -75,6 +76,10 @@ class StepRunner:
     def _take(self, batch: ScheduleBatch, tokens: RowTokens) -> StepResult:
         return self._results.take(batch, self._running, tokens, self.in_flight, time.monotonic())
 
+    def abandon(self) -> None:
+        """The executor is shut down: let go of the steps in flight, whatever they gave."""
+        self._void_the_rest()
+
     # ---- after a failure ----
 
     def _run_one_by_one(self, failed: Flight) -> StepResult:
@@ -91,14 +96,14 @@ class StepRunner:
             try:
                 tokens = _read(self.in_flight.pop())
             except Exception:
-                log.exception("%s: its row fails alone too", req.rid)
-                result.finished.append((req, FAULT))
+                log.exception("%s: its row fails alone too: %s", req.rid, req.describe())
+                result.finished.append((req, ENGINE_CRASHED))
                 continue
             result.add(self._take(row, tokens))
         return result
 
     def _void_the_rest(self) -> list[Req]:
-        """Wait for the steps on top of a failed one, whatever becomes of them. Returns whose rows they had."""
+        """Wait for the steps in flight, whatever becomes of them. Returns whose rows they had."""
         reqs: list[Req] = []
         while len(self.in_flight):
             flight = self.in_flight.pop()
@@ -106,7 +111,7 @@ class StepRunner:
             try:
                 _read(flight)
             except Exception as fault:
-                log.info("step %d, on top of a failed one, failed too: %s", flight.step, fault)
+                log.info("step %d came to nothing: %s", flight.step, fault)
         return reqs
 
     def _try_to_restore(self, req: Req, result: StepResult) -> bool:

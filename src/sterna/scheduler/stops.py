@@ -17,28 +17,16 @@ class TextStops:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], resumed: Sequence[int], params: SamplingParams) -> None:
         """`resumed` is output that the request came with: a stop may begin in it and none ends in it.
 
-        The text goes on after it as the detokenizer's does, whose decoder begins there too: with another one an offset could be wrong
-        where `resumed` ends inside a character.
+        It is pushed as if it had just been made: text, offsets and what has begun are those of a request that was never interrupted.
         """
-        self._tokenizer = tokenizer
-        self._params = params
         self._matcher = StopMatcher(params.stop)
-        self._status = self._decoder(prompt_ids[-PROMPT_TAIL_TOKENS:])
-        self.chars_before = 0
-        """Characters of the text of `resumed`."""
-        if resumed:
-            text = self._status.push(resumed)
-            self._matcher.push(text)
-            self.chars_before = len(text)
-            self._status = self._decoder([*prompt_ids[-PROMPT_TAIL_TOKENS:], *resumed][-PROMPT_TAIL_TOKENS:])
-
-    def _decoder(self, tail: Sequence[int]) -> DecodeStatus:
-        return DecodeStatus(
-            self._tokenizer,
-            tail,
-            skip_special_tokens=self._params.skip_special_tokens,
-            spaces_between_special_tokens=self._params.spaces_between_special_tokens,
+        self._status = DecodeStatus(
+            tokenizer,
+            prompt_ids[-PROMPT_TAIL_TOKENS:],
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
+        self._matcher.push(self._status.push(resumed))
 
     def push(self, token: int, index: int, *, held_off: bool) -> FinishMatchedStr | None:
         """Output token `index`. While stops are held off a match is passed over."""

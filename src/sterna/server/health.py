@@ -17,13 +17,14 @@ counters: what has to fit is one step, not a whole prefill."""
 
 class Health(msgspec.Struct, frozen=True):
     status: str
-    """`ok`, `starting`, `draining`, `stalled` or `dead`."""
+    """`ok`, `starting`, `recovering`, `draining`, `stalled` or `dead`."""
 
 
 async def health(exchange: Exchange, context: AppContext) -> None:
-    """200 while every process of the group lives and work that there is goes on; during loading and draining too.
+    """200 while work that there is goes on; during loading, recovery and draining too. An answer says that the server's loop runs.
 
-    503 `dead` after a process's death, `stalled` after `SILENCE_S` without a word about work that was dispatched.
+    503 `dead` after a death that nothing follows, `stalled` after `SILENCE_S` without a word about work that was dispatched, or from a
+    process that is being started again.
     """
     manager = context.manager
     since = manager.silent_since()
@@ -32,12 +33,18 @@ async def health(exchange: Exchange, context: AppContext) -> None:
 
 
 async def ready(exchange: Exchange, context: AppContext) -> None:
-    """200 when a request would be admitted."""
+    """200 when a request would be admitted, and not wait for an engine that is being restarted. The engine has run once then."""
     manager = context.manager
     if manager.ready:
         await exchange.respond_json(Health("ok"))
         return
-    status = "dead" if not manager.alive else "draining" if manager.draining else "starting"
+    status = "starting"
+    if not manager.alive:
+        status = "dead"
+    elif manager.draining:
+        status = "draining"
+    elif manager.ready_event.is_set():
+        status = "recovering"
     await exchange.respond(503, msgspec.json.encode(Health(status)), headers=[(b"retry-after", b"1")])
 
 

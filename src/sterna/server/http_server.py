@@ -82,6 +82,10 @@ class HTTPServer:
             await self._task
         self._app.shutdown()
 
+    def hurry(self) -> None:
+        """Let a `shutdown` that is waiting for responses wait no longer."""
+        self._server.force_exit = True
+
 
 class _Uvicorn(uvicorn.Server):
     """Ends on an event of ours instead of a signal, and sleeps on it instead of polling."""

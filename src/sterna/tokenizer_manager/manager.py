@@ -28,12 +28,13 @@ from sterna.protocol.control import (
     SchedulerStats,
 )
 from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
-from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
+from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.control import ControlCalls
-from sterna.tokenizer_manager.fan_out import FanOuts, to_message
+from sterna.tokenizer_manager.fan_out import FanOuts
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
+from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
 from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes, aborted
 from sterna.tokenizer_manager.tokenize import to_tokenized
 
@@ -84,10 +85,9 @@ class TokenizerManager:
         self.idle_event = asyncio.Event()
         """Set while no request is admitted."""
         self.idle_event.set()
-        self._epoch = epoch
         self._inbox = inbox
-        self._scheduler = scheduler
         self._states: dict[str, ReqState] = {}
+        self.recovery = Recovery(self._states, scheduler, epoch, self._remove_if_done)
         self._fan_outs = FanOuts()
         self._closed: set[str] = set()
         """Live rids whose reader has gone."""
@@ -115,7 +115,7 @@ class TokenizerManager:
 
     @property
     def ready(self) -> bool:
-        return self.ready_event.is_set() and self.alive and not self.draining
+        return self.ready_event.is_set() and self.alive and not self.draining and not self.recovery.recovering
 
     @property
     def alive(self) -> bool:
@@ -134,6 +134,8 @@ class TokenizerManager:
 
         Looks at every live request: for a probe, not for every token.
         """
+        if self.recovery.since is not None:
+            return max(self.last_heard, self.recovery.since)
         owed = [state.times.dispatched for state in self._states.values() if state.awaits_terminal and state.times.dispatched is not None]
         return max(self.last_heard, min(owed)) if owed else None
 
@@ -196,8 +198,8 @@ class TokenizerManager:
                 for each in admissions:
                     each.close()
                 raise _duplicate(obj.rid)
-            states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
-        self._states |= states
+            states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self.recovery.epoch, admission)
+        self._states.update(states)
         self.started_total += len(states)
         return list(states.values())
 
@@ -210,7 +212,7 @@ class TokenizerManager:
             vocab_size=self.model.vocab_size,
             context_len=self.context_len,
             reply_to=self._inbox.address,
-            epoch=self._epoch,
+            epoch=self.recovery.epoch,
         )
         state.times.tokenized = time.monotonic()
         state.tokenized = tokenized
@@ -218,15 +220,9 @@ class TokenizerManager:
 
     def _dispatch(self, states: list[ReqState]) -> None:
         """Send those that haven't ended while they were being tokenized: aborted, or the engine died."""
-        ready = [(state, state.tokenized) for state in states if state.tokenized is not None and not state.finished]
-        if not ready:
-            return
-        now = time.monotonic()  # before the scheduler can be faster
-        for state, _ in ready:
-            state.times.dispatched = now
-        self._scheduler.send(to_message([tokenized for _, tokenized in ready]))
-        for state, _ in ready:
-            state.dispatched = state.awaits_terminal = True
+        ready = [state for state in states if state.tokenized is not None and not state.finished]
+        if ready:
+            self.recovery.dispatch(ready)
 
     def named(self, rid: str, members: Sequence[str]) -> AbstractContextManager[None]:
         """Inside the block a client's `rid` stands for all of `members`, the rids of one HTTP request. Raises DuplicateRid."""
@@ -247,10 +243,10 @@ class TokenizerManager:
 
     async def flush_cache(self) -> int:
         """Tokens whose KV was dropped. Raises EngineDead."""
-        if self.failure is not None:
+        if self.failure is not None or self.recovery.since is not None:
             raise EngineDead("the engine has stopped")
         control_id, future = self._control.open()
-        self._scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
+        self.recovery.scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
         return (await future).flushed_tokens
 
     def fail(self, message: str) -> None:
@@ -262,6 +258,13 @@ class TokenizerManager:
             for state in list(self._states.values()):
                 state.awaits_terminal = False
                 self._end_locally(state, FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
+
+    def lose(self, process: str, scheduler: SchedulerSender, detokenizer: str) -> bool:
+        """`process` has died and will be started again: `Recovery.lost`."""
+        self._control.fail_all(EngineDead("the engine is being restarted"))
+        self._credit = 0
+        self.stats = None
+        return self.recovery.lost(process, scheduler, detokenizer)
 
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
@@ -277,7 +280,7 @@ class TokenizerManager:
             end_locally(state, ABORTED)
         elif not state.abort_sent:
             state.abort_sent = True
-            self._scheduler.send(AbortReq(rid=state.rid))
+            self.recovery.abort(state)
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)
@@ -302,6 +305,7 @@ class TokenizerManager:
     def _remove(self, state: ReqState, outcome: Outcome) -> None:
         del self._states[state.rid]
         self._closed.discard(state.rid)
+        self.recovery.forget(state)
         state.admission.close()
         state.times.finished = time.monotonic()
         for observer in self.on_finish:
@@ -325,22 +329,25 @@ class TokenizerManager:
             self._credit += 1  # if it was output: the requests that miss it end at the gap
             received = DRAIN_LIMIT  # there may be more behind it
         if self._credit and (received < DRAIN_LIMIT or self._credit >= CREDIT_BATCH):
-            self._scheduler.send(OutputCredit(batches=self._credit))
+            self.recovery.scheduler.send(OutputCredit(batches=self._credit))
             self._credit = 0
         if received:
             self.last_heard = time.monotonic()
+            self.recovery.advance()
         if received == DRAIN_LIMIT:
             self._loop.call_soon(self._drain_inbox)
 
     def _receive(self, message: ToServer) -> None:
         match message:
             case BatchStrOutput():
-                self._credit += message.epoch == self._epoch
+                if message.epoch == self.recovery.epoch:
+                    self._credit += 1
+                    self.recovery.has_served |= bool(message.rows)
                 now = time.monotonic()
                 for row in message.rows:
                     self._fold(row, message.epoch, message.detokenized_time, now)
             case SchedulerStats():
-                if message.epoch == self._epoch:
+                if message.epoch == self.recovery.epoch:
                     self.stats = message
             case FlushCacheOutput():
                 self._control.answer(message)
@@ -348,6 +355,8 @@ class TokenizerManager:
                 self._abort_refused(message)
             case ProcessReady():
                 self._note_ready(message)
+            case ProcessFailed() if self.ready_event.is_set():
+                log.error("%s", message.message)  # its end follows: whoever watches over it decides
             case ProcessFailed():
                 self.fail(message.message)
             case _:
@@ -374,9 +383,9 @@ class TokenizerManager:
             self._abort(state)
 
     def _note_ready(self, message: ProcessReady) -> None:
-        if message.epoch == self._epoch:
+        if self.recovery.note_ready(message.process, message.epoch):
             self.process_info[message.process] = message.info
-            if {"scheduler", "detokenizer"} <= self.process_info.keys():
+            if not self.recovery.recovering:
                 self.ready_event.set()
 
 

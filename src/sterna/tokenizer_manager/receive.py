@@ -56,8 +56,9 @@ def fold(state: ReqState, row: StrRow, epoch: int, detokenized_time: float, now:
             itl.observe(now - state.last_row_time, len(row.output_ids))
         state.last_row_time = now
     state.text_chunks.append(row.output_str)
-    state.prompt_tokens = row.prompt_tokens
-    state.cached_tokens = row.cached_tokens
+    if not have:  # what a resumed request finds in the cache is its own doing
+        state.prompt_tokens = row.prompt_tokens
+        state.cached_tokens = row.cached_tokens
     if row.finished_reason is not None:
         state.finished_reason = row.finished_reason
         state.times.detokenized = detokenized_time

@@ -2,8 +2,9 @@
 
     registered ── dispatch ──> dispatched ── rows folded ──> receiving ── terminal row ──> finished ── reader closed ──> removed
         │                          │                             │
-        │ failure, abort:          └─────────────────────────────┴── reader closed, output lost: AbortReq, once;
-        └ dropped here and now                                       kept until the terminal row
+        │ failure, abort:  ^       └─────────────────────────────┼── reader closed, output lost: AbortReq, once;
+        └ dropped here     │                                     │   kept until the terminal row
+          and now          └──── recalled, to be sent again ─────┴── the engine has died (`recovery.py`)
 
 Streaming, full responses and replay are readers of the same journal. `dispatched` is true iff the scheduler may hold something
 for the rid (invariant 5).
@@ -50,9 +51,10 @@ class RequestTimes:
     finished: float | None = None
 
     def take(self, scheduler: SchedulerTimes) -> None:
-        """Adopt what the scheduler saw."""
-        self.first_scheduled = scheduler.first_scheduled
-        self.first_token = scheduler.first_token
+        """Adopt what the scheduler saw; of a request that it has resumed it saw the end only."""
+        if self.first_token is None:
+            self.first_scheduled = scheduler.first_scheduled
+            self.first_token = scheduler.first_token
         self.last_token = scheduler.last_token
 
 
@@ -79,6 +81,12 @@ class ReqState:
     cached_tokens: int = 0
     finished_reason: FinishReason | None = None
     retractions: int = 0
+    replays: int = 0
+    """Times that it was in flight when the engine died."""
+    strikes: int = 0
+    """Of those, how many without progress in between (`trials.py`)."""
+    tokens_at_dispatch: int = 0
+    """Output that it had when it was last sent."""
     last_row_time: float | None = None
     event: asyncio.Event = field(default_factory=asyncio.Event)
 

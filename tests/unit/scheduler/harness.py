@@ -42,6 +42,8 @@ class Outbox:
         self.rows: dict[str, list[TokenIDRow]] = {}
         self.stats: SchedulerStats | None = None
         self.control: list[tuple[str | None, ToServer]] = []
+        self.detokenizers: list[str] = []
+        """Those that took the place of the first."""
 
     def to_detokenizer(self, message: BatchTokenIDOutput) -> None:
         self.batches += 1
@@ -54,6 +56,9 @@ class Outbox:
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
             assert (row.times is not None) == (row.finished_reason is not None)
             rows.append(row)
+
+    def replace_detokenizer(self, address: str) -> None:
+        self.detokenizers.append(address)
 
     def to_server(self, address: str | None, message: ToServer) -> None:
         if isinstance(message, SchedulerStats):

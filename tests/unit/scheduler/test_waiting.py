@@ -23,7 +23,8 @@ def req_of(serial: int) -> Req:
         reply_to="",
         cache_namespace=CacheNamespace(),
         received_time=0.0,
-        first_output=0,
+        num_resumed=0,
+        resume_chars=0,
         token_stops=frozenset(),
     )
 

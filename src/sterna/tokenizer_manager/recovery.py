@@ -1,0 +1,193 @@
+"""What is sent to the engine, and sent again when the engine has died: epochs and replay.
+
+    epoch 1 ── a process dies ──> epoch 2: all that was sent is recalled ── its successor is ready ──> sent again, with what was accepted
+
+An epoch is one pair of a scheduler and a detokenizer. Whichever of them dies, what was on its way is lost, so every request in flight is
+recalled and, with its accepted tokens (`resume_output_ids`) and how much of their text is here (`resume_chars`), sent again. A scheduler
+that lives on drops its requests without a word and finds most of their KV in its prefix cache (`NewDetokenizerReq`). Rows of an earlier
+epoch are dropped by whoever gets them. New requests wait here until the engine is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from sterna.protocol.channels import ToScheduler
+from sterna.protocol.control import NewDetokenizerReq
+from sterna.protocol.finish import ABORTED, ENGINE_CRASHED
+from sterna.protocol.generate import AbortReq, TokenizedGenerateReqInput
+from sterna.protocol.sampling import describe
+from sterna.tokenizer_manager.fan_out import to_message
+from sterna.tokenizer_manager.receive import end_locally
+from sterna.tokenizer_manager.req_state import ReqState
+from sterna.tokenizer_manager.trials import Trials
+
+log = logging.getLogger(__name__)
+
+PROCESSES = ("scheduler", "detokenizer")
+
+
+class SchedulerSender(Protocol):
+    def send(self, message: ToScheduler) -> None: ...
+
+
+class Recovery:
+    """The server's end of the line to the engine. Owned by the event loop."""
+
+    def __init__(
+        self,
+        states: Mapping[str, ReqState],
+        scheduler: SchedulerSender,
+        epoch: int,
+        remove_if_done: Callable[[ReqState], None],
+    ) -> None:
+        """`states` are the live requests; `remove_if_done` is told of each that the engine owes nothing any more."""
+        self.epoch = epoch
+        self.scheduler = scheduler
+        self.trials = Trials()
+        self.restarts: Counter[str] = Counter()
+        """Per process, since the server's start."""
+        self.replays_total = 0
+        """Requests sent again."""
+        self.has_served = False
+        """Output of this epoch has come."""
+        self.since: float | None = None
+        """When the engine went (seconds of CLOCK_MONOTONIC); None while it is there."""
+        self._states = states
+        self._remove_if_done = remove_if_done
+        self._awaited = dict.fromkeys(PROCESSES, epoch)
+        """Processes that aren't ready, and the epoch that they were started in."""
+        self._held: dict[ReqState, None] = {}
+        """To be sent as soon as may be, in this order."""
+
+    @property
+    def recovering(self) -> bool:
+        """Requests wait here: for a process, or for the end of a search."""
+        return bool(self._awaited) or self.trials.searching
+
+    # ---- sending ----
+
+    def dispatch(self, states: Sequence[ReqState]) -> None:
+        """Send `states`, which are tokenized, as one message, or hold them until that may be."""
+        if self.recovering:
+            self._held.update(dict.fromkeys(states))
+        else:
+            self._send(states)
+
+    def abort(self, state: ReqState) -> None:
+        """`state` has been dispatched."""
+        self.scheduler.send(AbortReq(rid=state.rid))
+
+    def forget(self, state: ReqState) -> None:
+        """`state` has ended and is removed."""
+        self._held.pop(state, None)
+
+    def advance(self) -> None:
+        """Output has been folded: perhaps a trial has been passed."""
+        if self.trials.searching and not self._awaited:
+            self._release(self.trials.next_group())
+            if not self.trials.searching:
+                self._release(list(self._held))
+
+    def _send(self, states: Sequence[ReqState]) -> None:
+        now = time.monotonic()  # before the scheduler can be faster
+        for state in states:
+            if state.times.dispatched is None:
+                state.times.dispatched = now
+        self.scheduler.send(to_message([self._message(state) for state in states]))
+        for state in states:
+            self._held.pop(state, None)
+            state.dispatched = state.awaits_terminal = True
+            state.tokens_at_dispatch = len(state.output_ids)
+
+    def _message(self, state: ReqState) -> TokenizedGenerateReqInput:
+        assert state.tokenized is not None
+        if not state.replays:
+            return state.tokenized if state.tokenized.epoch == self.epoch else msgspec.structs.replace(state.tokenized, epoch=self.epoch)
+        return msgspec.structs.replace(
+            state.tokenized,
+            epoch=self.epoch,
+            stream=True,  # row by row: what is accepted needn't be computed a third time, and progress is seen
+            resume_output_ids=list(state.output_ids),
+            resume_chars=sum(map(len, state.text_chunks)),
+        )
+
+    def _release(self, states: Iterable[ReqState]) -> None:
+        for state in states:
+            if not state.finished:
+                self._send([state])
+
+    # ---- a process dies, and another one is ready ----
+
+    def lost(self, process: str, scheduler: SchedulerSender, detokenizer: str) -> bool:
+        """`process` has died, and its successor will be started in the new `epoch`.
+
+        `scheduler` leads to the scheduler of that epoch, `detokenizer` is that one's address. Returns whether the engine had done, or been
+        doing, anything for a request since it came up.
+        """
+        self.epoch += 1
+        self.scheduler = scheduler
+        self.restarts[process] += 1
+        self.since = self.since or time.monotonic()
+        self._awaited[process] = self.epoch
+        if process == "detokenizer":
+            scheduler.send(NewDetokenizerReq(epoch=self.epoch, detokenizer=detokenizer))
+        in_flight = self._recall()
+        culprit = self.trials.crashed(in_flight)
+        if culprit is not None:
+            self._convict(culprit)
+            in_flight.remove(culprit)
+        self._held = dict.fromkeys([*in_flight, *self._held])
+        served, self.has_served = self.has_served, False
+        log.warning("epoch %d: %d requests will resume", self.epoch, len(in_flight))
+        return bool(in_flight) or culprit is not None or served
+
+    def _recall(self) -> list[ReqState]:
+        """Nothing is at the engine any more. Returns who was, and isn't at his end."""
+        in_flight: list[ReqState] = []
+        for state in list(self._states.values()):
+            state.epoch = self.epoch
+            if not state.dispatched:
+                continue
+            state.dispatched = state.awaits_terminal = False
+            if state.abort_sent:
+                end_locally(state, ABORTED)
+                state.abort_sent = False
+            if state.finished:
+                self._remove_if_done(state)
+                continue
+            state.replays += 1
+            self.replays_total += 1
+            in_flight.append(state)
+        return in_flight
+
+    def _convict(self, state: ReqState) -> None:
+        assert state.tokenized is not None
+        request = describe(state.tokenized.sampling_params, len(state.tokenized.input_ids), len(state.output_ids))
+        log.error("%s: the engine died %d times on it, now with no other in flight: %s", state.rid, state.strikes, request)
+        end_locally(state, ENGINE_CRASHED)
+        self._remove_if_done(state)
+
+    def note_ready(self, process: str, epoch: int) -> bool:
+        """A process says that it is ready; False for one that has died since."""
+        if self._awaited.get(process) != epoch:
+            return False
+        del self._awaited[process]
+        if not self._awaited:
+            self._resume()
+        return True
+
+    def _resume(self) -> None:
+        if self.since is not None:
+            log.warning("the engine is back after %.2f s", time.monotonic() - self.since)
+            self.since = None
+        if self.trials.searching:
+            self.advance()
+        else:
+            self._release(list(self._held))
