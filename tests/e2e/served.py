@@ -85,7 +85,7 @@ class Client:
     def __init__(self, server: RunningServer) -> None:
         self.server = server
         self.sdk = server.openai()
-        self._http = httpx.Client(base_url=server.url, timeout=120)
+        self._http = httpx.Client(base_url=server.url, timeout=120, verify=False)
 
     def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Reply:
         body = {"model": MODEL, "messages": messages, "temperature": 0, **_body(options)}

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from e2e.engine import THREADS
@@ -301,7 +300,7 @@ def test_a_last_message_that_is_continued_is_what_transformers_renders(client: C
 
 def test_the_server_says_which_model_it_is_and_how_exact(client: Client) -> None:
     assert [model.id for model in client.sdk.models.list()] == ["smollm2"]
-    info = httpx.get(client.server.url + "/server_info").json()
+    info = client.server.get("/server_info").json()
     assert info["processes"]["scheduler"]["dtype"] == "float32"
     assert info["processes"]["scheduler"]["exactness"] == "token"
 

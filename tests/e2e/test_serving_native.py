@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from e2e.engine import THREADS
@@ -37,7 +36,7 @@ def say(client: Client, known: Known, **options: Any) -> Reply:
 
 
 def test_the_default_executor_is_native_and_says_all_that_it_chose(client: Client) -> None:
-    info = httpx.get(client.server.url + "/server_info").json()["processes"]["scheduler"]
+    info = client.server.get("/server_info").json()["processes"]["scheduler"]
     assert (info["executor"], info["exactness"], info["quantization"], info["threads"]) == ("native", "bitwise", "none", THREADS)
     assert info["isa"] in info["isas_available"].split(", ")
     assert info["kv_bytes"] >= 16384 * info["kv_bytes_per_token"] > 0
