@@ -11,6 +11,7 @@ import pytest
 from running_server import PROMPTLY_S, RunningServer
 from tiny_gguf import write_gguf
 
+
 def nonsense_options(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
     return byte_model, ["--executor", "scripted", "--executor-options", "nonsense"], "has no 'nonsense'"
 
