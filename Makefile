@@ -47,7 +47,7 @@ sanitize: $(STAMP_DEV)
 	$(BIN)/python -m cmake --build $(SANITIZED) --target _native -j2
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=tests/sanitize STERNA_SANITIZED="$(abspath $(SANITIZED))" \
-		$(BIN)/pytest tests/unit/executor/native --ignore tests/unit/executor/native/test_digest.py --ignore tests/unit/executor/native/test_objects.py
+		$(BIN)/pytest tests/unit/executor/native --ignore tests/unit/executor/native/test_digest.py
 
 # Stamped when it is whole: an interrupted one is made anew.
 $(STAMP_VENV):
