@@ -1,6 +1,6 @@
 """A program that is built for these tests. Its tokens and logprobs of small models, to the bit, on every instruction set and on another
-architecture, in an emulator; and its object files: those of one instruction set give nothing away but their table, for the linker could else
-bring their instructions to all callers."""
+architecture, in an emulator; and its object files: those of one instruction set give nothing away but their table, for the linker could
+else bring their instructions to all callers."""
 
 from __future__ import annotations
 
