@@ -13,7 +13,7 @@ import httpx
 import openai
 
 from e2e.reference import Reference
-from running_server import RunningServer
+from running_server import RunningServer, until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -114,6 +114,11 @@ class Client:
     def close(self) -> None:
         self.sdk.close()
         self._http.close()
+
+    def flush(self) -> None:
+        """Empty the cache, once those that have gone hold nothing of it."""
+        until(lambda: self.server.metrics()["sterna_kv_used_tokens"] == self.server.metrics()["sterna_requests_running"] == 0)
+        assert self.server.post("/flush_cache", {}).status_code == 200
 
     @contextmanager
     def crowd(self, size: int) -> Iterator[None]:

@@ -91,7 +91,7 @@ def test_sixty_four_clients_at_once_each_get_what_transformers_says(client: Clie
 def test_a_prompt_is_answered_alike_alone_in_a_crowd_cold_and_warm(client: Client, fast: Any) -> None:
     known = max(CHATS, key=lambda known: len(known.prompt_ids))
     expected = shown(fast, known.answer[:16])
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     replies = [client.chat(known.messages, max_tokens=16, stream=stream) for stream in (False, True)]
     with client.crowd(15):
         replies += [client.chat(known.messages, max_tokens=16, stream=stream) for stream in (False, True)]

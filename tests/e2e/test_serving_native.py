@@ -48,9 +48,9 @@ def test_the_default_executor_is_native_and_says_all_that_it_chose(client: Clien
 
 def test_sixteen_at_once_are_each_answered_as_alone_streamed_and_not(client: Client) -> None:
     crowd = KNOWN[:: len(KNOWN) // 16][:16]
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     alone = [say(client, known) for known in crowd]
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     together = at_once(lambda index: say(client, crowd[index], stream=index % 2 == 0), range(16))
     again = at_once(lambda index: say(client, crowd[index], stream=index % 2 == 1), range(16))
     for first, second, third in zip(alone, together, again, strict=True):
@@ -72,7 +72,7 @@ def test_a_seed_repeats_its_text_in_a_crowd_and_two_seeds_differ(client: Client)
 
 def test_a_prompt_is_answered_alike_cold_and_warm(client: Client) -> None:
     known = max(CHATS, key=lambda known: len(known.prompt_ids))
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     cold, warm = say(client, known), say(client, known, stream=True)
     assert cold.text == warm.text
     assert cold.usage.prompt_tokens_details.cached_tokens == 0
