@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from sterna.protocol.control import FlushCacheReq, OutputCredit
+from sterna.protocol.control import FlushCacheReq, NewDetokenizerReq, OutputCredit
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedToken, FinishReason
 from sterna.scheduler.req import ReqState
 from unit.scheduler.harness import EOS, VOCAB_SIZE, Harness, echo
@@ -28,9 +28,10 @@ MUST_BE_SEEN = {
     "FinishMatchedToken",
     "aborted",
     "invalid_logits",
-    "engine_failure",
+    "engine_crashed",
     "queue_full",
     "replay",
+    "new detokenizer",
     "duplicate",
     "retraction",
     "cache hit",
@@ -146,13 +147,31 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
     def crash(self, turns: int, lost: bool) -> None:
         """The process dies; what it had sent arrives, but perhaps the last row of each. Everyone who hasn't ended is replayed."""
         self.turn(turns)
+        self.recall(lost)
+        self.boot()
+        self.replay()
+
+    @precondition(lambda self: self.epochs < 4)
+    @rule(turns=st.integers(0, 10), lost=st.booleans())
+    def the_detokenizer_dies(self, turns: int, lost: bool) -> None:
+        """The scheduler lives on, drops everyone without a word, and gets them again."""
+        self.turn(turns)
+        self.recall(lost)
+        self.epochs += 1
+        self.h.outbox.rows.clear()
+        self.h.inbox.messages.append(NewDetokenizerReq(epoch=self.epochs, detokenizer="ipc://another"))
+        self.replay()
+        SEEN["new detokenizer"] += 1
+
+    def recall(self, lost: bool) -> None:
+        """Journals end where they are; what hasn't been taken in yet is lost too."""
         self.note_endings()
         for rid, rows in self.h.outbox.rows.items():
-            if rid in self.ended:
-                continue
-            seen = rows[:-1] if lost else rows
-            self.lives[rid].accepted += [token for row in seen for token in row.output_ids]
-        self.boot()
+            if rid not in self.ended:
+                self.lives[rid].accepted += [token for row in (rows[:-1] if lost else rows) for token in row.output_ids]
+        self.h.inbox.messages.clear()
+
+    def replay(self) -> None:
         for rid, life in self.lives.items():
             if rid in self.ended:
                 continue
@@ -213,7 +232,7 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
                 assert len(life.accepted) == expected + 1
             case FinishAbort(code="invalid_logits"):
                 assert life.prompt[expected % len(life.prompt)] == NAN
-            case FinishAbort(code="engine_failure"):
+            case FinishAbort(code="engine_crashed"):
                 assert life.prompt[expected % len(life.prompt)] == RAISES
             case FinishAbort(code="aborted"):
                 assert life.aborted
