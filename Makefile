@@ -47,7 +47,7 @@ faults: $(STAMP_DEV)
 # Ten minutes of everything at once; ARGS="--minutes 60" for longer. docs/reliability.md has the last figures.
 soak: $(STAMP_DEV)
 	@$(BIN)/sterna pull
-	PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m faults.soak $(ARGS)
 
 # The engine's tests under AddressSanitizer and UBSan (GCC's), AMX's products among them, on emulated tiles. Python itself has leaks by design. The
 # standard library is preloaded because the sanitizer looks for its throw when it starts.

@@ -42,9 +42,9 @@ class Struck:
 
     def play(self, asks: Sequence[Ask], faults: Sequence[Fault] = ()) -> tuple[list[Answer], list[Strike]]:
         """`asks` all at once, disturbed by `faults`. Returns when every client is done and every stopped process goes on."""
-        return asyncio.run(self._play(asks, faults))
+        return asyncio.run(self.perform(asks, faults))
 
-    async def _play(self, asks: Sequence[Ask], faults: Sequence[Fault]) -> tuple[list[Answer], list[Strike]]:
+    async def perform(self, asks: Sequence[Ask], faults: Sequence[Fault]) -> tuple[list[Answer], list[Strike]]:
         strikes = [Strike(fault, self.folder, self.pid_of) for fault in faults]
 
         def watch(load: Load) -> None:
