@@ -6,7 +6,8 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from faults.checks import Census, nobody_lives, take_census
@@ -21,10 +22,11 @@ INSIDE = Path(__file__).with_name("inside")
 class Struck:
     """A server with `inside/` in its processes. Its run directories are in a temporary directory of its own."""
 
-    def __init__(self, log: Path, *flags: str, model: str | Path = MODEL) -> None:
+    def __init__(self, log: Path, *flags: str, model: str | Path = MODEL, run_folder: Path | None = None) -> None:
+        """`run_folder` is its temporary directory (default: one that is its own)."""
         self.folder = Path(tempfile.mkdtemp(prefix="f-"))  # a short name: Unix sockets are in it
-        self.run_folder = self.folder / "t"
-        self.run_folder.mkdir()
+        self.run_folder = run_folder or self.folder / "t"
+        self.run_folder.mkdir(exist_ok=True)
         env = {
             "PYTHONPATH": str(INSIDE),
             "FAULTS_DIR": str(self.folder),
@@ -55,6 +57,16 @@ class Struck:
         for strike in strikes:
             await strike.settle()
         return answers, strikes
+
+    @contextmanager
+    def poisoned(self, point: str, rid: str) -> Iterator[None]:
+        """Inside, whichever process takes the request `rid` to `point`, before it, dies of it."""
+        order = self.folder / f"{point}.poison"
+        order.write_text(rid)
+        try:
+            yield
+        finally:
+            order.unlink()
 
     def census(self) -> Census:
         return take_census(self.server, self.folder)

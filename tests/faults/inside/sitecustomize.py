@@ -68,8 +68,10 @@ class Points:
 
     def taste(self, name: str, args: Sequence[Any]) -> None:
         poison = Path(f"{self._folder}/{name}.poison")
-        if poison.exists() and any(getattr(arg, "rid", None) == poison.read_text() for arg in args):
-            kill_itself()
+        if poison.exists():
+            each = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+            if any(getattr(item, "rid", None) == poison.read_text() for item in each):
+                kill_itself()
 
     def wrap(self, name: str, function: Callable[..., Any], takes: str | None) -> Callable[..., Any]:
         def counts(args: Any) -> bool:
