@@ -130,7 +130,7 @@ async def converse(stage: Stage, seed: int) -> None:
     """Sessions: a few turns each, some cut off, some left to their timeout."""
     rng = random.Random(seed)
     while stage.going:
-        opened = await stage.http.post("/open_session", json={"timeout": 20})
+        opened = await stage.http.post("/open_session", json={"timeout": 5})
         session = opened.json()
         last: str | None = None
         for turn in range(rng.randrange(1, 6)):

@@ -93,9 +93,16 @@ def nobody_lives(folder: Path, timeout_s: float) -> None:
 
 
 def exactly_the_group_lives(server: RunningServer, folder: Path) -> None:
-    expected = {server.process.pid, *server.children().values()}
-    assert len(expected) == 3, server.read_log()[-3000:]
-    until(lambda: processes_of(folder).keys() == expected, SETTLE_S)
+    """One of each, once whoever died has been replaced."""
+
+    def complete() -> bool:
+        expected = {server.process.pid, *server.children().values()}
+        return len(expected) == 3 and processes_of(folder).keys() == expected and server.get("/ready").status_code == 200
+
+    try:
+        until(complete, SETTLE_S)
+    except AssertionError:
+        raise AssertionError(f"{processes_of(folder)}\n{server.read_log()[-3000:]}") from None
 
 
 Census = dict[str, dict[str, int]]

@@ -14,6 +14,8 @@ from faults.load import Answer, Ask, mixed_asks
 from faults.served import MODEL, Struck
 
 CLIENTS = 32
+TIGHT = ("--max-total-tokens", "1536", "--max-running-requests", "24")
+"""Memory for some of the clients, when they ask for long answers: they queue, and they are retracted."""
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +50,11 @@ class Bench:
 class Benches:
     """By the flags of their servers; only one at a time, so that they don't take each other's cores."""
 
-    def __init__(self, folder: Path, asks: list[Ask]) -> None:
+    def __init__(self, folder: Path, asks: list[Ask], long_asks: list[Ask]) -> None:
+        """`long_asks` are what is asked where memory is tight."""
         self._folder = folder
         self._asks = asks
+        self._long_asks = long_asks
         self._count = 0
         self._current: tuple[tuple[str, ...], Bench] | None = None
 
@@ -64,11 +68,12 @@ class Benches:
         struck = Struck(self._folder / f"log{self._count}", *flags)
         try:
             struck.wait_ready()
-            reference, _ = struck.play(self._asks)
+            asks = self._long_asks if flags == TIGHT else self._asks
+            reference, _ = struck.play(asks)
             checks.each_is_answered_once(reference)
             checks.each_has_its_undisturbed_answer(reference, reference)  # none was an error
             checks.gauges_are_at_their_baseline(struck.server)
-            bench = Bench(struck, self._asks, reference, struck.census())
+            bench = Bench(struck, asks, reference, struck.census())
         except BaseException:
             struck.end()
             raise
@@ -84,7 +89,8 @@ class Benches:
 
 @pytest.fixture(scope="session")
 def benches(tmp_path_factory: pytest.TempPathFactory, asks: list[Ask]) -> Iterator[Benches]:
-    benches = Benches(tmp_path_factory.mktemp("faults"), asks)
+    long_asks = mixed_asks(CLIENTS, MODEL, max_tokens=(120, 130), prompt_words=60, ignore_eos=True)
+    benches = Benches(tmp_path_factory.mktemp("faults"), asks, long_asks)
     yield benches
     benches.close()
 

@@ -49,7 +49,7 @@ MOMENTS: dict[str, Callable[[Load], bool]] = {
     "half are there": lambda load: load.begun > len(load.answers) // 2,
     "first output": lambda load: load.events > 0,
     "all speak": lambda load: load.spoken + load.ended >= sum(answer.ask.streams for answer in load.answers),
-    "in full flow": lambda load: load.events > 12 * len(load.answers),
+    "in full flow": lambda load: load.characters > 40 * len(load.answers),
     "some have ended": lambda load: load.ended > len(load.answers) // 4,
     "most have ended": lambda load: load.ended > 3 * len(load.answers) // 4,
 }

@@ -76,6 +76,8 @@ class Load:
         """Requests that have been written."""
         self.events = 0
         """Pieces of output, over all clients."""
+        self.characters = 0
+        """What stands in them. (How many pieces a text comes in is up to who is slow.)"""
         self.ended = 0
 
     @property
@@ -122,9 +124,11 @@ class Load:
             if line == "data: [DONE]":
                 done = True
                 continue
+            had = len(answer.text)
             read_event(answer, json.loads(line.removeprefix("data: ")))
             answer.events += 1
             self.events += 1
+            self.characters += len(answer.text) - had
             self._watch(self)
         if not done and answer.error is None:
             answer.faults.append("the stream ended without saying so")
@@ -192,26 +196,34 @@ def take_usage(answer: Answer, usage: Any) -> None:
 # ---- what is asked ----
 
 
-def mixed_asks(count: int, model: str, *, seed: int = 0, max_tokens: tuple[int, int] = (24, 72), prompt_words: int = 300) -> list[Ask]:
+def mixed_asks(
+    count: int,
+    model: str,
+    *,
+    seed: int = 0,
+    max_tokens: tuple[int, int] = (24, 72),
+    prompt_words: int = 300,
+    ignore_eos: bool = False,
+) -> list[Ask]:
     """`count` different requests: every surface, streamed in every way and not, greedy and sampled, with and without stops that are
-    held back and sometimes match, short prompts and long ones, some of which share a prefix."""
+    held back and sometimes match, short prompts and long ones, some of which share a prefix (of `prompt_words`)."""
     rng = random.Random(seed)
     shared = " ".join(rng.choices(WORDS, k=prompt_words))
-    return [_ask(rng, index, model, shared, max_tokens) for index in range(count)]
+    return [_ask(rng, index, model, shared, rng.randint(*max_tokens), ignore_eos or index % 8 == 0) for index in range(count)]
 
 
-def _ask(rng: random.Random, index: int, model: str, shared: str, max_tokens: tuple[int, int]) -> Ask:
+def _ask(rng: random.Random, index: int, model: str, shared: str, length: int, ignore_eos: bool) -> Ask:
     prompt = f"Number {index}: " + " ".join(rng.choices(WORDS, k=rng.randrange(5, 40)))
     if index % 4 == 3:
         prompt = f"{shared} {prompt}"
     sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95} if index % 2 else {"temperature": 0.0}
+    sampling["ignore_eos"] = ignore_eos
     if index % 3 == 0:
         sampling["stop"] = [". The", "\n\n\n", " and the sea"]  # their beginnings are common: text is held back all the time
-    length = rng.randint(*max_tokens)
     name = f"{index}"
     match index // 2 % 4:
         case 0:
-            params = {**sampling, "max_new_tokens": length, "sampling_seed": index, "ignore_eos": index % 8 == 0}
+            params = {**sampling, "max_new_tokens": length, "sampling_seed": index}
             body: dict[str, Any] = {"text": prompt, "sampling_params": params, "stream": index % 16 != 0, "incremental": index % 16 > 8}
             return Ask(f"{name} generate", "/generate", body)
         case 1:

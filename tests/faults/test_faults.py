@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from faults import checks
-from faults.conftest import Bench
+from faults.conftest import TIGHT, Bench
 from faults.faults import MOMENTS, POINTS, Act, Fault
 
-TIGHT = ("--max-total-tokens", "2560", "--max-running-requests", "24")
-"""Memory for some of the 32: they queue, and they are retracted."""
 ONCE_A_REQUEST = ("tokenize", "intake", "bind")
 """Points that are passed as a request begins."""
 NEEDS_TIGHT = ("retract",)
@@ -97,6 +95,9 @@ UNDER_PRESSURE = [
 @pytest.mark.parametrize("fault", UNDER_PRESSURE, ids=str)
 def test_nor_while_requests_queue_and_are_retracted(bench: Callable[..., Bench], fault: Fault) -> None:
     here = bench(*TIGHT)
+    before = here.struck.server.metrics()["sterna_retractions_total"]
     answers = here.strike(fault)
+    if fault.act != "kill":  # another scheduler begins to count anew
+        assert here.struck.server.metrics()["sterna_retractions_total"] > before
     checks.each_has_its_undisturbed_answer(answers, here.reference)
     here.is_as_before()
