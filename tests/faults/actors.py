@@ -17,6 +17,9 @@ from faults.hostile import hostile_requests
 from faults.load import Answer, Ask, Load
 
 
+SESSION_TIMEOUT_S = 2.0
+
+
 @dataclass
 class Tally:
     """What happened. `unexplained` must stay empty."""
@@ -127,10 +130,10 @@ async def be_hostile(stage: Stage, seed: int) -> None:
 
 
 async def converse(stage: Stage, seed: int) -> None:
-    """Sessions: a few turns each, some cut off, some left to their timeout."""
+    """Sessions: a few turns each, some left to their timeout."""
     rng = random.Random(seed)
     while stage.going:
-        opened = await stage.http.post("/open_session", json={"timeout": 5})
+        opened = await stage.http.post("/open_session", json={"timeout": SESSION_TIMEOUT_S})
         session = opened.json()
         last: str | None = None
         for turn in range(rng.randrange(1, 6)):
@@ -150,6 +153,10 @@ async def converse(stage: Stage, seed: int) -> None:
             closed = await stage.http.post("/close_session", json={"session_id": session})
             if closed.status_code != 200:
                 stage.tally.strange(f"close {session}: {closed.status_code} {closed.text[:200]}")
+    # What was left has its time, and is cleared away by whoever comes next.
+    await asyncio.sleep(SESSION_TIMEOUT_S + 1)
+    opened = await stage.http.post("/open_session", json={})
+    await stage.http.post("/close_session", json={"session_id": opened.json()})
 
 
 async def probe(stage: Stage) -> None:

@@ -15,8 +15,12 @@ from running_server import RunningServer, until
 IDLE_GAUGES = ("sterna_requests_running", "sterna_scheduler_running", "sterna_scheduler_waiting", "sterna_kv_used_tokens")
 EXCUSED = ("engine_dead", "aborted", "draining")
 """Codes of endings that a client may get where the group ends."""
-MAY_GROW = re.compile(r"sterna\.(mem_cache\.(radix|eviction)\w*|server\.metrics|protocol)\b|record|Recovery\.restarts", re.IGNORECASE)
-"""What outlives a request, within a bound: cached prefixes and their order, counters, the last message, the flight recorder."""
+MAY_GROW = re.compile(
+    r"sterna\.(mem_cache\.(radix|eviction)\w*|server\.metrics|protocol)\b"
+    r"|record|req_state\.(Origin|RequestTimes)|Throughput|Recovery\.restarts",
+    re.IGNORECASE,
+)
+"""What outlives a request, within a bound: cached prefixes and their order, counters, the last message, the flight recorder and its times."""
 SETTLE_S = 10.0
 
 

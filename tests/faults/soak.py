@@ -26,7 +26,7 @@ from faults.load import Answer, Ask, mixed_asks
 from faults.memory import MemorySeries, pss_mb
 from faults.served import MODEL, Struck
 
-FLAGS = ("--max-total-tokens", "3072", "--max-running-requests", "24", "--max-queued-requests", "4")
+FLAGS = ("--max-total-tokens", "2048", "--max-running-requests", "24", "--max-queued-requests", "4")
 """Less memory than the clients want at once, and a short queue."""
 SAMPLE_S = 2.0
 FLAT_MB_PER_MINUTE = 0.5
@@ -79,7 +79,7 @@ async def watch_memory(struck: Struck, series: MemorySeries, over: asyncio.Event
 
 
 async def run(struck: Struck, options: argparse.Namespace) -> tuple[actors.Tally, MemorySeries, checks.Census]:
-    asks = mixed_asks(64, MODEL, seed=1, max_tokens=(8, 160), prompt_words=500)
+    asks = mixed_asks(40, MODEL, seed=1, max_tokens=(8, 200), prompt_words=500)
     reference: list[Answer] = []
     for start in range(0, len(asks), 4):  # undisturbed, and few enough for the queue
         reference += (await struck.perform(asks[start : start + 4], ()))[0]
@@ -104,7 +104,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def table(tally: actors.Tally, series: MemorySeries, samples: dict[str, float]) -> str:
     lines = [f"{'what':<32}count", *(f"{name:<32}{count}" for name, count in sorted(tally.outcomes.items()))]
     lines += [f"{name:<32}{samples.get(name, 0):.0f}" for name in ("sterna_retractions_total", "sterna_output_tokens_total")]
-    lines += [f"{name:<32}{value:.0f}" for name, value in samples.items() if "restarts" in name or "replay" in name]
+    lines += [f"{name:<32}{value:.0f}" for name, value in samples.items() if value and ("restarts" in name or "replay" in name)]
     lines.append(f"{'answers, p50 and p99, s':<32}{percentile(tally.latencies_s, 0.5):.2f}  {percentile(tally.latencies_s, 0.99):.2f}")
     lines.append(f"{'/health, p99 and slowest, ms':<32}{1e3 * percentile(tally.probes_s, 0.99):.0f}  {1e3 * max(tally.probes_s):.0f}")
     lines += ["", f"{'memory (PSS)':<32}{'first MB':>10}{'last MB':>10}{'MB/min, second half':>22}"]
