@@ -16,7 +16,6 @@ import httpx
 from faults.hostile import hostile_requests
 from faults.load import Answer, Ask, Load
 
-
 SESSION_TIMEOUT_S = 2.0
 
 

@@ -20,7 +20,7 @@ MAY_GROW = re.compile(
     r"|record|req_state\.(Origin|RequestTimes)|Throughput|Recovery\.restarts",
     re.IGNORECASE,
 )
-"""What outlives a request, within a bound: cached prefixes and their order, counters, the last message, the flight recorder and its times."""
+"""What outlives a request, within a bound: cached prefixes and their order, counters, the last message, the flight recorder."""
 SETTLE_S = 10.0
 
 
