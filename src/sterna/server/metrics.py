@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from sterna.server.exchange import Exchange
 from sterna.tokenizer_manager.manager import Outcome, TokenizerManager
 from sterna.tokenizer_manager.receive import ITL_BOUNDS_S
+from sterna.tokenizer_manager.recovery import PROCESSES
 from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
 
 # Version 0.0.4 of the text format, which `generate_latest` writes.
@@ -107,6 +108,7 @@ class _Live(Collector):
         yield _gauge("sterna_requests_running", "Generating requests that have begun and not ended, wherever they are.", manager.num_live)
         yield _gauge("sterna_ready", "1 when requests are admitted.", int(manager.ready))
         yield self._inter_token_latency()
+        yield from self._recovery()
         stats = manager.stats
         if stats is None:
             return
@@ -127,6 +129,16 @@ class _Live(Collector):
             counter = CounterMetricFamily(name, text)
             counter.add_metric([], value)
             yield counter
+
+    def _recovery(self) -> Iterator[Metric]:
+        recovery = self._manager.recovery
+        restarts = CounterMetricFamily("sterna_process_restarts", "Processes that died and were started again.", labels=["process"])
+        for process in PROCESSES:
+            restarts.add_metric([process], recovery.restarts[process])
+        yield restarts
+        replays = CounterMetricFamily("sterna_replays", "Requests that were in flight when a process died, each time.")
+        replays.add_metric([], recovery.replays_total)
+        yield replays
 
     def _inter_token_latency(self) -> Metric:
         itl = self._manager.itl

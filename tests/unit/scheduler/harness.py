@@ -99,6 +99,7 @@ class Harness:
         stream: bool = True,
         salt: str = "",
         resume: list[int] | None = None,
+        resume_chars: int = 0,
         **params: object,
     ) -> None:
         sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
@@ -111,6 +112,7 @@ class Harness:
                 reply_to="ipc://server",
                 cache_namespace=CacheNamespace(salt=salt),
                 resume_output_ids=resume or [],
+                resume_chars=resume_chars,
             )
         )
 
