@@ -284,7 +284,7 @@ def test_without_credit_the_step_in_flight_is_read_and_no_other_is_submitted() -
 
 
 def test_a_shutdown_gives_up_the_step_in_flight_and_holds_nothing() -> None:
-    h, _, log = overlapped(page_size=1)
+    h, _, log = overlapped(page_size=1, moment="early")
     h.send("a", [1, 2, 3], 100)
     for _ in range(6):
         h.turn()
