@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ POISON = "~"
 
 def scripted(model: Path, log: Path, *flags: str, options: str = STEPS) -> Any:
     return running_server(model, "--executor", "scripted", "--executor-options", options, *flags, log=log)
+
+
+@pytest.fixture(scope="module")
+def server(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One that lives through all that is done to it."""
+    with scripted(byte_model, tmp_path_factory.mktemp("recovery") / "log", "--max-running-requests", "8") as server:
+        yield server
 
 
 def echo(prompt: str, tokens: int) -> str:
@@ -90,61 +98,61 @@ HELD = "STO世 S界STO👩‍👩‍👧 "
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
-def test_after_a_kill_streams_go_on_where_they_were(byte_model: Path, tmp_path: Path, victim: str) -> None:
-    with scripted(byte_model, tmp_path / "log", "--max-running-requests", "8") as server:
-        prompts = [f"{index} {HELD}" for index in range(6)]
-        clients = [
-            Client(server, prompt, 400, stream=index % 3 != 2, stop=["STOP", f"{index} no"], ignore_eos=True)
-            for index, prompt in enumerate(prompts)
-        ]
-        queued = [Client(server, f"queued {HELD}", 30) for _ in range(6)]  # more than run at once
-        for client in clients[:2]:
-            client.begun.wait(30)
-        kill(server, victim)
-        kill(server, victim)
-        assert server.metrics()["sterna_replays_total"] > 0
-        for client, prompt in zip(clients, prompts, strict=True):
-            assert client.result() == echo(prompt, 400)
-            assert (client.usage.prompt_tokens, client.usage.completion_tokens) == (len(prompt.encode()), 400)
-        assert [client.result() for client in queued] == [echo(f"queued {HELD}", 30)] * 6
-        until(lambda: idle(server))
-        assert f"the {victim} process died (signal 9)" in server.read_log()
-        assert set(server.children()) == {"scheduler", "detokenizer"}
-
-
-def test_a_stop_that_had_begun_when_a_process_died_is_found_and_trimmed(byte_model: Path, tmp_path: Path) -> None:
-    """The stop is longer than all that can be made between two kills: it is held back over several lives."""
-    stop = "s" * 150
-    prompt = "text, then " + stop + " and more"
-    with scripted(byte_model, tmp_path / "log", options="step_ms=10") as server:
-        client = Client(server, prompt, 200, stop=stop)
+def test_after_a_kill_streams_go_on_where_they_were(server: RunningServer, victim: str) -> None:
+    prompts = [f"{index} {HELD}" for index in range(6)]
+    replays = server.metrics()["sterna_replays_total"]
+    clients = [
+        Client(server, prompt, 500, stream=index % 3 != 2, stop=["STOP", f"{index} no"], ignore_eos=True)
+        for index, prompt in enumerate(prompts)
+    ]
+    queued = [Client(server, f"queued {HELD}", 30) for _ in range(6)]  # more than run at once
+    for client in clients[:2]:
         client.begun.wait(30)
-        for victim in ("detokenizer", "scheduler"):
-            kill(server, victim)
-        assert client.result() == "text, then "
-        assert client.reasons[-1] == "stop"
-        assert client.usage.completion_tokens == prompt.index(stop) + len(stop)
+    kill(server, victim)
+    kill(server, victim)
+    assert server.metrics()["sterna_replays_total"] >= replays + 2 * len(clients)
+    for client, prompt in zip(clients, prompts, strict=True):
+        assert client.result() == echo(prompt, 500)
+        assert (client.usage.prompt_tokens, client.usage.completion_tokens) == (len(prompt.encode()), 500)
+    assert [client.result() for client in queued] == [echo(f"queued {HELD}", 30)] * 6
+    until(lambda: idle(server))
+    assert f"the {victim} process died (signal 9)" in server.read_log()
+    assert set(server.children()) == {"scheduler", "detokenizer"}
 
 
-def test_both_at_once(byte_model: Path, tmp_path: Path) -> None:
-    with scripted(byte_model, tmp_path / "log") as server:
-        clients = [Client(server, f"{index} {HELD}", 300) for index in range(3)]
-        for client in clients:
-            client.begun.wait(30)
-        for pid in server.children().values():
-            os.kill(pid, signal.SIGKILL)
-        for index, client in enumerate(clients):
-            assert client.result() == echo(f"{index} {HELD}", 300)
+def test_a_stop_that_had_begun_when_a_process_died_is_found_and_trimmed(server: RunningServer) -> None:
+    """The stop is longer than all that is made between two kills: it is held back over several lives."""
+    stop = "s" * 500
+    prompt = "text, then " + stop + " and more"
+    replays = server.metrics()["sterna_replays_total"]
+    client = Client(server, prompt, 600, stop=stop)
+    client.begun.wait(30)
+    for victim in ("detokenizer", "scheduler"):
+        kill(server, victim)
+    assert server.metrics()["sterna_replays_total"] == replays + 2
+    assert client.result() == "text, then "
+    assert client.reasons[-1] == "stop"
+    assert client.usage.completion_tokens == prompt.index(stop) + len(stop)
 
 
-def test_requests_that_come_while_the_engine_is_away_wait_for_it(byte_model: Path, tmp_path: Path) -> None:
-    with scripted(byte_model, tmp_path / "log") as server:
-        os.kill(server.children()["scheduler"], signal.SIGKILL)
-        until(lambda: httpx.get(server.url + "/ready").status_code == 503)
-        assert httpx.get(server.url + "/ready").json() == {"status": "recovering"}
-        assert httpx.get(server.url + "/health").status_code == 200
-        assert Client(server, "hello", 5).result() == "hello"
-        server.wait_ready()
+def test_streams_outlive_the_death_of_both_at_once(server: RunningServer) -> None:
+    clients = [Client(server, f"{index} {HELD}", 300) for index in range(3)]
+    for client in clients:
+        client.begun.wait(30)
+    for pid in server.children().values():
+        os.kill(pid, signal.SIGKILL)
+    for index, client in enumerate(clients):
+        assert client.result() == echo(f"{index} {HELD}", 300)
+    server.wait_ready()
+
+
+def test_requests_that_come_while_the_engine_is_away_wait_for_it(server: RunningServer) -> None:
+    os.kill(server.children()["scheduler"], signal.SIGKILL)
+    until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+    assert httpx.get(server.url + "/ready").json() == {"status": "recovering"}
+    assert httpx.get(server.url + "/health").status_code == 200
+    assert Client(server, "hello", 5).result() == "hello"
+    server.wait_ready()
 
 
 def test_who_kills_the_engine_ends_alone_and_everyone_else_finishes(byte_model: Path, tmp_path: Path) -> None:
@@ -203,17 +211,16 @@ def test_streams_outlive_a_death_while_draining(byte_model: Path, tmp_path: Path
         assert server.process.wait(30) == 0
 
 
-def test_an_abort_while_the_engine_is_away_ends_the_request_at_once_and_it_is_not_sent_again(byte_model: Path, tmp_path: Path) -> None:
-    with scripted(byte_model, tmp_path / "log") as server:
-        client = Client(server, "hello", 4000, rid="mine")
-        client.begun.wait(30)
-        os.kill(server.children()["scheduler"], signal.SIGKILL)
-        until(lambda: httpx.get(server.url + "/ready").status_code == 503)
-        assert server.post("/abort_request", {"rid": "mine"}).json() == {"aborted": 1}
-        client.join(30)
-        assert client.reasons[-1] == "abort"
-        server.wait_ready()
-        until(lambda: idle(server))
+def test_an_abort_while_the_engine_is_away_ends_the_request_at_once_and_it_is_not_sent_again(server: RunningServer) -> None:
+    client = Client(server, "hello", 4000, rid="mine")
+    client.begun.wait(30)
+    os.kill(server.children()["scheduler"], signal.SIGKILL)
+    until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+    assert server.post("/abort_request", {"rid": "mine"}).json() == {"aborted": 1}
+    client.join(30)
+    assert client.reasons[-1] == "abort"
+    server.wait_ready()
+    until(lambda: idle(server))
 
 
 def test_health_and_readiness_answer_while_a_prompt_is_computed(byte_model: Path, tmp_path: Path) -> None:
@@ -241,7 +248,9 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("state", ["idle", "in a step", "stopped"])
 def test_no_child_outlives_a_killed_parent(byte_model: Path, tmp_path: Path, state: str) -> None:
-    with scripted(byte_model, tmp_path / "log", options="step_ms=2000,threaded=1" if state == "in a step" else STEPS) as server:
+    with scripted(
+        byte_model, tmp_path / "log", options="prefill_us_per_token=1000000,threaded=1" if state == "in a step" else STEPS
+    ) as server:
         children = server.children().values()
         if state == "in a step":
             client = Client(server, "hello", 3)
@@ -256,10 +265,10 @@ def test_no_child_outlives_a_killed_parent(byte_model: Path, tmp_path: Path, sta
             client.join(10)
 
 
-@pytest.mark.parametrize("reader", ["reads", "is slow"])
+@pytest.mark.parametrize("reader", ["waits", "is slow"])
 def test_a_second_signal_ends_everything_at_once(byte_model: Path, tmp_path: Path, reader: str) -> None:
     """Though a step takes long, and somebody doesn't read what he is sent."""
-    options = "step_ms=4000,threaded=1,overlap=1" if reader == "reads" else STEPS
+    options = "prefill_us_per_token=200000,threaded=1,overlap=1" if reader == "waits" else STEPS
     with scripted(byte_model, tmp_path / "log", options=options) as server:
         body = {"model": "bytes", "prompt": HELD, "max_tokens": 4000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:

@@ -33,11 +33,9 @@ class Child:
         self.name = name
         self._process: asyncio.subprocess.Process | None = None
         self._spawned = 0.0
-        self._ended = asyncio.Event()
 
     async def spawn(self, start: ProcessStart) -> None:
         """It gets a session of its own, so that a terminal's signals reach it through us only. Raises OSError."""
-        self._ended.clear()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", CHILDREN[self.name], stdin=asyncio.subprocess.PIPE, env=_environment(), start_new_session=True
         )
@@ -51,7 +49,6 @@ class Child:
         """Until it ends: of what, in words, and after how many seconds."""
         assert self._process is not None
         code = await self._process.wait()
-        self._ended.set()
         return f"signal {-code}" if code < 0 else f"exit code {code}", time.monotonic() - self._spawned
 
     async def stop(self, at_once: asyncio.Event) -> None:
@@ -59,7 +56,7 @@ class Child:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        await first_of(STOP_TIMEOUT_S, self._ended, at_once)
+        await first_of(STOP_TIMEOUT_S, process.wait(), at_once.wait())
         if process.returncode is None:
             log.warning("%s did not stop; killing it", self.name)
             with contextlib.suppress(ProcessLookupError):

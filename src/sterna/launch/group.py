@@ -89,7 +89,7 @@ class Group:
         for child in self._children:
             await child.spawn(self._start_message(child.name, FIRST_EPOCH))
         self._watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
-        await first_of(None, self.manager.ready_event, self._stopping)
+        await first_of(None, self.manager.ready_event.wait(), self._stopping.wait())
         if self.manager.failure is not None:
             raise StartupError(self.manager.failure)
 
@@ -101,7 +101,7 @@ class Group:
         """The exit code: 0 after a signal, 1 after a failure."""
         if self.manager.alive:
             await self._drain()
-        await first_of(LAST_WORDS_S, self.manager.idle_event, self._second_signal)
+        await first_of(LAST_WORDS_S, self.manager.idle_event.wait(), self._second_signal.wait())
         # Whoever watches over a group that has failed is waiting to start it again: this stays under 5 seconds then, whatever clients do.
         await self._end_http(GRACE_S if self.manager.alive else 1)
         for watcher in self._watchers:
@@ -118,14 +118,12 @@ class Group:
         self.manager.draining = True
         if self.manager.num_live:
             log.info("draining %d requests for up to %g s", self.manager.num_live, self.args.drain_timeout)
-        await first_of(self.args.drain_timeout, self.manager.idle_event, self._second_signal)
+        await first_of(self.args.drain_timeout, self.manager.idle_event.wait(), self._second_signal.wait())
         self.manager.end_all(SHUTTING_DOWN)
 
     async def _end_http(self, grace_s: int) -> None:
         ending = asyncio.create_task(self._http.shutdown(grace_s))
-        impatience = asyncio.create_task(self._second_signal.wait())
-        await asyncio.wait([ending, impatience], return_when=asyncio.FIRST_COMPLETED)
-        impatience.cancel()
+        await first_of(None, asyncio.wait([ending]), self._second_signal.wait())
         if not ending.done():
             self._http.hurry()
         await ending
@@ -142,7 +140,7 @@ class Group:
         while True:
             cause, lived_s = await child.wait()
             if not self.manager.ready_event.is_set():
-                await first_of(LAST_WORDS_S, self.manager.failed_event)  # its own words are better, and may still be on their way
+                await first_of(LAST_WORDS_S, self.manager.failed_event.wait())  # its own words are better, and may still be on their way
             if not self.manager.alive:
                 break
             log.error("the %s process died (%s)", child.name, cause)
