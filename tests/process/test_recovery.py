@@ -248,12 +248,11 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("state", ["idle", "in a step", "stopped"])
 def test_no_child_outlives_a_killed_parent(byte_model: Path, tmp_path: Path, state: str) -> None:
-    with scripted(
-        byte_model, tmp_path / "log", options="prefill_us_per_token=1000000,threaded=1" if state == "in a step" else STEPS
-    ) as server:
+    options = "prefill_us_per_token=300000,threaded=1" if state == "in a step" else STEPS
+    with scripted(byte_model, tmp_path / "log", options=options) as server:
         children = server.children().values()
         if state == "in a step":
-            client = Client(server, "hello", 3)
+            client = Client(server, HELD, 3)
             until(lambda: server.metrics()["sterna_requests_running"] == 1)
         for pid in children if state == "stopped" else ():
             os.kill(pid, signal.SIGSTOP)
@@ -269,10 +268,10 @@ def test_no_child_outlives_a_killed_parent(byte_model: Path, tmp_path: Path, sta
 def test_a_second_signal_ends_everything_at_once(byte_model: Path, tmp_path: Path, reader: str) -> None:
     """Though a step takes long, and somebody doesn't read what he is sent."""
     options = "prefill_us_per_token=200000,threaded=1,overlap=1" if reader == "waits" else STEPS
-    with scripted(byte_model, tmp_path / "log", options=options) as server:
+    with scripted(byte_model, tmp_path / "log", "--sse-commit-after", "0", options=options) as server:
         body = {"model": "bytes", "prompt": HELD, "max_tokens": 4000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
-            until(lambda: server.metrics()["sterna_scheduler_running"] == 1)
+            until(lambda: server.metrics()["sterna_requests_running"] == 1)
             server.process.send_signal(signal.SIGTERM)
             until(lambda: httpx.get(server.url + "/ready").status_code == 503)
             asked = time.monotonic()
