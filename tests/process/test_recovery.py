@@ -277,5 +277,5 @@ def test_a_second_signal_ends_everything_at_once(byte_model: Path, tmp_path: Pat
             asked = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(20) == 0
-            assert time.monotonic() - asked < 3
+            assert time.monotonic() - asked < 5
             del response
