@@ -175,16 +175,20 @@ class FlightRecorder:
     # ---- reading ----
 
     def find(self, rid: str) -> list[Record]:
-        """What a client means by `rid`: the request of that name, the living before the ended and the newest of those; else the
-        members of the newest fan-out of that name, in their order; else nothing. Looks at every record there is."""
-        record = self._live.get(rid) or next((each for each in reversed(self._ended) if each.rid == rid), None)
-        if record is not None:
-            return [record.refresh()]
-        named = [each for each in self._all() if each.origin is not None and each.origin.rid == rid]
-        if not named:
+        """What a client means by `rid`: the newest request of that name, or the members of a fan-out of that name, in their order; or nothing.
+
+        Looks at every record that there is, unless a request of that name lives.
+        """
+        record = self._live.get(rid)
+        if record is None:
+            named = (each for each in self._all() if each.rid == rid or (each.origin is not None and each.origin.rid == rid))
+            record = max(named, key=lambda each: each.serial, default=None)
+        if record is None:
             return []
-        newest = max(named, key=lambda each: each.serial).origin
-        return [each.refresh() for each in sorted(named, key=lambda each: each.serial) if each.origin is newest]
+        if record.rid == rid:
+            return [record.refresh()]
+        members = [each.refresh() for each in self._all() if each.origin is record.origin]
+        return sorted(members, key=lambda each: each.serial)
 
     def list(self, matches: Callable[[Record], bool], *, limit: int, before: int | None) -> list[Record]:
         """The newest `limit` that match, newest first; with `before`, of those registered before that serial."""

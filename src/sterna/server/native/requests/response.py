@@ -11,13 +11,12 @@ from sterna.protocol.generate import SchedulerTimes
 from sterna.server.native.requests.protocol import Outcome, Process, RequestSummary, RequestTrace, StageEvent
 from sterna.tokenizer_manager.flight_recorder import Record
 
-# Stages that a request passes once, where they happen, in the order in which it does: it also orders what has the same time.
+# Stages that a request passes once, and where; their order is that of what has the same time.
 STAGES: tuple[tuple[str, Process], ...] = (
     ("received", "server"),
     ("templated", "server"),
     ("tokenized", "server"),
     ("dispatched", "server"),
-    ("first_scheduled", "scheduler"),
     ("first_token", "scheduler"),
     ("last_token", "scheduler"),
     ("detokenized", "detokenizer"),
@@ -87,21 +86,22 @@ Moment = tuple[float, Process, str, str | None, int | None]
 
 def _moments(record: Record) -> Iterator[Moment]:
     times = record.times
-    for index, (stage, process) in enumerate(STAGES):
-        if stage == "first_scheduled":
-            for each in times.schedulers:
-                yield each.received, "scheduler", "scheduler_received", None, None
+    for stage, process in STAGES:
+        if stage == "finished":
+            yield from _notes(record)
+        if stage == "first_token":
+            yield from _scheduled(times.schedulers)
         at = getattr(times, stage)
         if at is not None:
             yield at, process, stage, None, None
-        if stage == "first_scheduled":
-            yield from _marks(times.schedulers)
-        if index == len(STAGES) - 2:
-            yield from _notes(record)
 
 
-def _marks(schedulers: list[SchedulerTimes]) -> Iterator[Moment]:
+def _scheduled(schedulers: list[SchedulerTimes]) -> Iterator[Moment]:
+    """What each scheduler that had the request did with it before and beside its output."""
     for each in schedulers:
+        yield each.received, "scheduler", "scheduler_received", None, None
+        if each.first_scheduled is not None:
+            yield each.first_scheduled, "scheduler", "first_scheduled", None, None
         for mark in each.marks:
             yield mark.at, "scheduler", MARKS[mark.kind], None, mark.tokens
 
