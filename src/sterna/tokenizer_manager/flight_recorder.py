@@ -6,7 +6,7 @@ A record holds names, counts and times: no prompt, no output, no token, no key, 
 token; the stages themselves are the journal's `RequestTimes`, which the record shares.
 
 Bounds. Live records are as many as live requests, ended ones `--flight-recorder` at most; each has `MAX_NOTES` notes, and what
-`MAX_SCHEDULERS` schedulers said, `MAX_MARKS` marks each. That is about 1.5 KB for a usual record and 40 KB for the largest there can be.
+`MAX_SCHEDULERS` schedulers said, `MAX_MARKS` marks each. That is about 1.5 KB for a usual record, 18 KB for the largest that there can be.
 """
 
 from __future__ import annotations

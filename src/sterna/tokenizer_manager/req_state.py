@@ -55,7 +55,7 @@ class Origin(NamedTuple):
     stream: bool
 
 
-MAX_SCHEDULERS = 8
+MAX_SCHEDULERS = 4
 """Whose words are kept of one request: the first ones', and the latest's."""
 
 
