@@ -22,7 +22,10 @@ class ServerClient:
             raise StartupError(f"not an http address: {url}")
         self._url = url
         self._parts = parts
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        # A connection per request: what has been read to its end, or is closed, leaves none behind.
+        self._headers = {"Content-Type": "application/json", "Connection": "close"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        )
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """The response, its body unread; `body` goes as JSON. Raises StartupError for any status but 200."""

@@ -175,7 +175,7 @@ class FlightRecorder:
     # ---- reading ----
 
     def find(self, rid: str) -> list[Record]:
-        """What a client means by `rid`: the newest request of that name, or the members of a fan-out of that name, in their order; or nothing.
+        """What a client means by `rid`: the newest request of that name, or the members of a fan-out so named, in their order; or nothing.
 
         Looks at every record that there is, unless a request of that name lives.
         """
