@@ -23,9 +23,9 @@ class ServerClient:
         self._url = url
         self._parts = parts
         # A connection per request: what has been read to its end, or is closed, leaves none behind.
-        self._headers = {"Content-Type": "application/json", "Connection": "close"} | (
-            {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        )
+        self._headers = {"Content-Type": "application/json", "Connection": "close"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """The response, its body unread; `body` goes as JSON. Raises StartupError for any status but 200."""

@@ -26,7 +26,7 @@ Event = Literal["aborted", "timeout", "replayed"]
 Phase = Literal["tokenizing", "queued", "running", "finishing", "finished"]
 CAUSES: dict[Event, tuple[str, ...]] = {
     "aborted": (*get_args(AbortCause), "other"),
-    "timeout": ("waiting", "running", "deadline", "other"),
+    "timeout": ("waiting_timeout", "running_timeout", "deadline_exceeded", "other"),
     "replayed": ("scheduler_died", "detokenizer_died", "executor_failed", "other"),
 }
 """What is counted apart; any other detail counts as `other`."""

@@ -35,11 +35,11 @@ class Admission:
             release()
 
 
-AbortCause = Literal["client_gone", "abort_request", "request_failed", "timeout", "shutdown", "output_lost", "decode_refused"]
+AbortCause = Literal["client_gone", "abort_request", "request_failed", "timeout", "evicted", "shutdown", "output_lost", "decode_refused"]
 """Why a request was told to end before its time.
 
-`request_failed`: another part of the same HTTP request did, or its answer could not be written. `output_lost`, `decode_refused`: a fault
-between the processes, or in the detokenizer.
+`request_failed`: another part of the same HTTP request did, or its answer could not be written. `evicted`: its place was given to one of a
+higher priority. `output_lost`, `decode_refused`: a fault between the processes, or in the detokenizer.
 """
 
 

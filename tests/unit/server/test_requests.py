@@ -224,7 +224,7 @@ async def test_refusals_errors_and_aborts_are_counted_by_their_causes() -> None:
             return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.splitlines() if line[:1] != "#")}
 
         fresh = await samples()
-        assert fresh['sterna_timeouts_total{cause="waiting"}'] == fresh['sterna_replays_total{cause="scheduler_died"}'] == 0
+        assert fresh['sterna_timeouts_total{cause="waiting_timeout"}'] == fresh['sterna_replays_total{cause="scheduler_died"}'] == 0
         assert fresh['sterna_process_restarts_total{cause="signal",process="scheduler"}'] == 0
         assert (await post(engine.app, "/generate", {"text": 5})).status == 400
         assert (await post(engine.app, "/generate", {"text": "x" * 100})).status == 400
@@ -235,12 +235,12 @@ async def test_refusals_errors_and_aborts_are_counted_by_their_causes() -> None:
         assert (await post(engine.app, "/generate", {"text": "x"})).error["code"] == "queue_full"
         call.disconnect()
         await call.done()
-        engine.manager.recorder.note("gone", "timeout", "deadline")
+        engine.manager.recorder.note("gone", "timeout", "deadline_exceeded")
         engine.manager.recorder.restarted("scheduler", "signal")
         counted = await samples()
     assert counted['sterna_refusals_total{code="queue_full"}'] == 1
     assert counted['sterna_refusals_total{code="invalid_value"}'] == 1
     assert counted['sterna_request_errors_total{code="context_length_exceeded"}'] == 1
     assert counted['sterna_aborts_total{cause="client_gone"}'] == 1
-    assert counted['sterna_timeouts_total{cause="deadline"}'] == 1
+    assert counted['sterna_timeouts_total{cause="deadline_exceeded"}'] == 1
     assert counted['sterna_process_restarts_total{cause="signal",process="scheduler"}'] == 1

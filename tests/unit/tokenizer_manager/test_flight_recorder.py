@@ -98,8 +98,8 @@ def test_the_first_cause_of_an_abort_counts_and_none_after_the_end() -> None:
 
 def test_a_note_on_a_rid_that_nobody_knows_is_only_counted() -> None:
     recorder = FlightRecorder(4)
-    recorder.note("gone", "timeout", "waiting")
-    assert recorder.counts["timeout", "waiting"] == 1
+    recorder.note("gone", "timeout", "waiting_timeout")
+    assert recorder.counts["timeout", "waiting_timeout"] == 1
     assert everything(recorder) == []
 
 
