@@ -190,7 +190,7 @@ class FlightRecorder:
         members = [each.refresh() for each in self._all() if each.origin is record.origin]
         return sorted(members, key=lambda each: each.serial)
 
-    def list(self, matches: Callable[[Record], bool], *, limit: int, before: int | None) -> list[Record]:
+    def newest(self, matches: Callable[[Record], bool], *, limit: int, before: int | None) -> list[Record]:
         """The newest `limit` that match, newest first; with `before`, of those registered before that serial."""
         found = (record.refresh() for record in self._all() if before is None or record.serial < before)
         return heapq.nlargest(limit, filter(matches, found), key=lambda record: record.serial)

@@ -30,7 +30,7 @@ def end(recorder: FlightRecorder, state: ReqState, reason: FinishReason = LENGTH
 
 
 def everything(recorder: FlightRecorder, **options: Any) -> list[Record]:
-    return recorder.list(lambda record: True, **({"limit": 1000, "before": None} | options))
+    return recorder.newest(lambda record: True, **({"limit": 1000, "before": None} | options))
 
 
 def test_the_ring_keeps_the_last_to_end_and_every_live_one() -> None:

@@ -17,7 +17,7 @@ async def list_requests(exchange: Exchange, context: AppContext) -> None:
     """Raises InvalidRequest."""
     query = decode_query(exchange.scope["query_string"])
     # One more than asked for tells whether there is another page.
-    records = context.manager.recorder.list(lambda record: _matches(record, query), limit=query.limit + 1, before=query.before)
+    records = context.manager.recorder.newest(lambda record: _matches(record, query), limit=query.limit + 1, before=query.before)
     page = records[: query.limit]
     more = page[-1].serial if len(records) > query.limit else None
     await exchange.respond_json(RequestList(data=[to_summary(record) for record in page], next_before=more))
