@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +29,15 @@ STOP_TIMEOUT_S = 2.0
 """For a child that was told to stop; then it is killed."""
 
 
+class Death(NamedTuple):
+    cause: Literal["signal", "exit"]
+    code: int
+    lived_s: float
+
+    def __str__(self) -> str:
+        return f"{'exit code' if self.cause == 'exit' else 'signal'} {self.code}"
+
+
 class Child:
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,11 +55,11 @@ class Child:
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             await self._process.stdin.drain()
 
-    async def wait(self) -> tuple[str, float]:
-        """Until it ends: of what, in words, and after how many seconds."""
+    async def wait(self) -> Death:
+        """Until it ends."""
         assert self._process is not None
         code = await self._process.wait()
-        return f"signal {-code}" if code < 0 else f"exit code {code}", time.monotonic() - self._spawned
+        return Death("signal" if code < 0 else "exit", abs(code), time.monotonic() - self._spawned)
 
     async def stop(self, at_once: asyncio.Event) -> None:
         """Wait for its end, which it has been told to come to; kill it if it takes too long, or as soon as `at_once` is set."""

@@ -24,7 +24,7 @@ from sterna.config.process_start import ProcessStart
 from sterna.config.server_args import ServerArgs
 from sterna.errors import StartupError
 from sterna.ipc.addresses import RunDirectory
-from sterna.launch.child import CHILDREN, Child
+from sterna.launch.child import CHILDREN, Child, Death
 from sterna.launch.events import first_of
 from sterna.launch.restarts import RestartBudget
 from sterna.launch.sockets import Sockets
@@ -138,25 +138,25 @@ class Group:
     async def _watch(self, child: Child) -> None:
         """Until `shutdown` tells children to stop; an end before that is a death, while draining too."""
         while True:
-            cause, lived_s = await child.wait()
+            death = await child.wait()
             if not self.manager.ready_event.is_set():
                 await first_of(LAST_WORDS_S, self.manager.failed_event.wait())  # its own words are better, and may still be on their way
             if not self.manager.alive:
                 break
-            log.error("the %s process died (%s)", child.name, cause)
-            if not await self._restart(child, lived_s):
-                self.manager.fail(f"the {child.name} process died ({cause})")
+            log.error("the %s process died (%s)", child.name, death)
+            if not await self._restart(child, death):
+                self.manager.fail(f"the {child.name} process died ({death})")
                 break
         self._stopping.set()
 
-    async def _restart(self, child: Child, lived_s: float) -> bool:
+    async def _restart(self, child: Child, death: Death) -> bool:
         """Whether another one has been started in its place."""
         if not self.args.recovery or not self.manager.ready_event.is_set():
             return False
         epoch = self.manager.recovery.epoch + 1
         self._sockets.renew(child.name, epoch)
         served = self.manager.lose(child.name, self._sockets.to_scheduler, self._sockets.addresses["detokenizer"])
-        delay_s = self._budget.next_delay(served=served, lived_s=lived_s)
+        delay_s = self._budget.next_delay(served=served, lived_s=death.lived_s)
         if delay_s is None:
             log.error("the engine keeps dying without having served anybody: giving up")
             return False
@@ -166,4 +166,5 @@ class Group:
         except OSError:
             log.exception("the %s process can't be started", child.name)
             return False
+        self.manager.recorder.restarted(child.name, death.cause)
         return True

@@ -14,10 +14,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from sterna.server.cause_metrics import Causes
 from sterna.server.exchange import Exchange
 from sterna.tokenizer_manager.manager import Outcome, TokenizerManager
 from sterna.tokenizer_manager.receive import ITL_BOUNDS_S
-from sterna.tokenizer_manager.recovery import PROCESSES
 from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
 
 # Version 0.0.4 of the text format, which `generate_latest` writes.
@@ -56,6 +56,7 @@ class Metrics:
         for outcome in ("ok", "error", "abort"):
             self._outcomes.labels(outcome)
         registry.register(_Live(manager))
+        registry.register(Causes(manager.recorder))
 
     def finished(self, state: ReqState, outcome: Outcome) -> None:
         """An observer of the manager (`on_finish`)."""
@@ -108,7 +109,6 @@ class _Live(Collector):
         yield _gauge("sterna_requests_running", "Generating requests that have begun and not ended, wherever they are.", manager.num_live)
         yield _gauge("sterna_ready", "1 when requests are admitted.", int(manager.ready))
         yield self._inter_token_latency()
-        yield from self._recovery()
         stats = manager.stats
         if stats is None:
             return
@@ -129,16 +129,6 @@ class _Live(Collector):
             counter = CounterMetricFamily(name, text)
             counter.add_metric([], value)
             yield counter
-
-    def _recovery(self) -> Iterator[Metric]:
-        recovery = self._manager.recovery
-        restarts = CounterMetricFamily("sterna_process_restarts", "Processes that died and were started again.", labels=["process"])
-        for process in PROCESSES:
-            restarts.add_metric([process], recovery.restarts[process])
-        yield restarts
-        replays = CounterMetricFamily("sterna_replays", "Requests that were in flight when a process died, each time.")
-        replays.add_metric([], recovery.replays_total)
-        yield replays
 
     def _inter_token_latency(self) -> Metric:
         itl = self._manager.itl

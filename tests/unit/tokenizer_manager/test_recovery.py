@@ -42,6 +42,7 @@ def test_a_request_resumes_after_what_was_accepted_with_the_text_that_was_sent()
         assert sender.sent == []
         come_back(group)
         await settled(lambda: bool(sender.sent))
+        assert group.manager.recorder.counts["replayed", "scheduler_died"] == 1
         (again,) = sender.of(TokenizedGenerateReqInput)
         assert isinstance(before, TokenizedGenerateReqInput)
         assert isinstance(again, TokenizedGenerateReqInput)
@@ -140,7 +141,7 @@ def test_a_request_that_is_tokenized_while_the_engine_dies_is_sent_once() -> Non
         await task
         await settled(lambda: bool(sender.sent))
         assert list(resumed(sender)) == ["r"]
-        assert group.manager.recovery.replays_total == 0
+        assert group.manager.recorder.counts["replayed", "scheduler_died"] == 0
 
     scenario(test)
 

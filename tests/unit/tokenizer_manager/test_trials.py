@@ -9,7 +9,8 @@ from sterna.protocol.channels import ToScheduler
 from sterna.protocol.finish import ENGINE_CRASHED, FinishLength
 from sterna.protocol.generate import AbortReq, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
-from sterna.tokenizer_manager.recovery import PROCESSES, Recovery
+from sterna.tokenizer_manager.flight_recorder import PROCESSES, FlightRecorder
+from sterna.tokenizer_manager.recovery import Recovery
 from sterna.tokenizer_manager.req_state import Admission, ReqState, RequestTimes
 
 LENGTH = 100
@@ -30,7 +31,7 @@ class Simulation:
     sent: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.recovery = Recovery(self.states, self, 1, lambda state: None)
+        self.recovery = Recovery(self.states, self, 1, FlightRecorder(1), lambda state: None)
         self.ready()
 
     def ready(self) -> None:
