@@ -55,7 +55,7 @@ class Simulation:
     def submit(self, rid: str) -> ReqState:
         params = SamplingParams(max_new_tokens=LENGTH)
         tokenized = TokenizedGenerateReqInput(rid=rid, input_ids=[1], sampling_params=params, stream=True, reply_to="", epoch=1)
-        state = ReqState(rid, RequestTimes(0.0), self.recovery.epoch, Admission(lambda: None), tokenized)
+        state = ReqState(rid, RequestTimes(0.0), self.recovery.epoch, Admission(lambda: None), tokenized=tokenized)
         self.states[rid] = state
         self.recovery.dispatch([state])
         return state
