@@ -144,13 +144,18 @@ class Group:
             if not self.manager.alive:
                 break
             log.error("the %s process died (%s)", child.name, death)
-            if not await self._restart(child, death):
+            try:
+                restarted = await self._restart(child, death)
+            except Exception:
+                log.exception("the %s process can't be started again", child.name)
+                restarted = False
+            if not restarted:
                 self.manager.fail(f"the {child.name} process died ({death})")
                 break
         self._stopping.set()
 
     async def _restart(self, child: Child, death: Death) -> bool:
-        """Whether another one has been started in its place."""
+        """Whether another one has been started in its place. Raises OSError where the system gives no process."""
         if not self.args.recovery or not self.manager.ready_event.is_set():
             return False
         epoch = self.manager.recovery.epoch + 1
@@ -161,10 +166,6 @@ class Group:
             log.error("the engine keeps dying without having served anybody: giving up")
             return False
         await asyncio.sleep(delay_s)
-        try:
-            await child.spawn(self._start_message(child.name, epoch))
-        except OSError:
-            log.exception("the %s process can't be started", child.name)
-            return False
+        await child.spawn(self._start_message(child.name, epoch))
         self.manager.recorder.restarted(child.name, death.cause)
         return True
