@@ -176,7 +176,7 @@ def test_who_kills_the_engine_ends_alone_and_everyone_else_finishes(byte_model: 
         assert poisoned.text == "the secret of my "
         until(lambda: idle(server))
         log = server.read_log()
-        [line] = [line for line in log.splitlines() if "poisoned: the engine died" in line]
+        [line] = [line for line in log.splitlines() if "poisoned: the scheduler died" in line]
         assert "temperature=0.25" in line
         assert "secret" not in log
         whole = server.post("/v1/completions", {"model": "bytes", "prompt": POISON, "max_tokens": 3})

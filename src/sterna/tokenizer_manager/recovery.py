@@ -100,7 +100,6 @@ class Recovery:
         for state in states:
             self._held.pop(state, None)
             state.dispatched = state.awaits_terminal = True
-            state.tokens_at_dispatch = len(state.output_ids)
 
     def _message(self, state: ReqState) -> TokenizedGenerateReqInput:
         assert state.tokenized is not None
@@ -134,7 +133,7 @@ class Recovery:
         if process == "detokenizer":
             scheduler.send(NewDetokenizerReq(epoch=self.epoch, detokenizer=detokenizer))
         in_flight = self._recall(f"{process}_died")
-        culprit = self.trials.crashed(in_flight)
+        culprit = self.trials.crashed(process, in_flight)
         if culprit is not None:
             self._convict(culprit)
             in_flight.remove(culprit)
@@ -165,7 +164,7 @@ class Recovery:
     def _convict(self, state: ReqState) -> None:
         assert state.tokenized is not None
         request = describe(state.tokenized.sampling_params, len(state.tokenized.input_ids), len(state.output_ids))
-        log.error("%s: the engine died %d times on it, now with no other in flight: %s", state.rid, state.strikes, request)
+        log.error("%s: the %s died %d times on it, now with no other in flight: %s", state.rid, state.struck_by, state.strikes, request)
         end_locally(state, ENGINE_CRASHED)
         self._remove_if_done(state)
 

@@ -125,9 +125,10 @@ class ReqState:
     replays: int = 0
     """Times that it was in flight when the engine died."""
     strikes: int = 0
-    """Of those, how many without progress in between (`trials.py`)."""
-    tokens_at_dispatch: int = 0
-    """Output that it had when it was last sent."""
+    """Of those, the latest: of one process, `struck_by`, without progress in between (`trials.py`)."""
+    struck_by: str = ""
+    tokens_at_strike: int = 0
+    """Output that it had at the first of them."""
     last_row_time: float | None = None
     event: asyncio.Event = field(default_factory=asyncio.Event)
 

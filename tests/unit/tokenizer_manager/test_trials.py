@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.protocol.channels import ToScheduler
+from sterna.protocol.control import NewDetokenizerReq
 from sterna.protocol.finish import ENGINE_CRASHED, FinishLength
 from sterna.protocol.generate import AbortReq, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
 from sterna.tokenizer_manager.flight_recorder import PROCESSES, FlightRecorder
 from sterna.tokenizer_manager.recovery import Recovery
 from sterna.tokenizer_manager.req_state import Admission, ReqState, RequestTimes
+from sterna.tokenizer_manager.trials import PROGRESS_TOKENS
 
 LENGTH = 100
 
@@ -49,6 +51,8 @@ class Simulation:
             case BatchTokenizedGenerateReqInput():
                 for each in message.reqs:
                     self.send(each)
+            case NewDetokenizerReq():
+                assert not self.running
             case AbortReq():
                 raise AssertionError("nobody aborts")
 
@@ -77,12 +81,12 @@ class Simulation:
         self.recovery.advance()
         return None
 
-    def crash(self) -> None:
+    def crash(self, process: str = "scheduler") -> None:
         self.crashes += 1
         self.running.clear()
-        assert self.recovery.lost("scheduler", self, "")
+        assert self.recovery.lost(process, self, "")
         assert self.recovery.recovering
-        self.recovery.note_ready("scheduler", self.recovery.epoch)
+        self.recovery.note_ready(process, self.recovery.epoch)
 
     def run(self) -> None:
         for _ in range(100_000):
@@ -137,16 +141,27 @@ def test_who_comes_during_a_search_waits_for_its_end() -> None:
 
 
 def test_kills_from_outside_convict_nobody_who_makes_progress() -> None:
-    """Ten kills, 35 tokens apart or more."""
-    simulation = Simulation({}, 3, 8)
-    simulation.submit("only")
-    for _ in range(2):
-        for _ in range(38):
-            simulation.step()
-        simulation.crash()
+    """However many, where a few tokens come between them."""
+    simulation = Simulation({}, 1, 8)
+    state = simulation.submit("only")
+    while not state.finished:
+        for _ in range(PROGRESS_TOKENS // 2 + 2):
+            if not state.finished:
+                simulation.step()
+        if not state.finished:
+            simulation.crash()
+    assert simulation.crashes > 10
+    assert state.finished_reason == FinishLength(LENGTH)
+    assert state.replays == simulation.crashes
+
+
+def test_crashes_of_different_processes_are_not_one_request_s_fault() -> None:
+    simulation = Simulation({}, 0, 8)
+    state = simulation.submit("only")
+    for process in ("scheduler", "detokenizer") * 4:
+        simulation.crash(process)
     simulation.run()
-    assert simulation.states["only"].finished_reason == FinishLength(LENGTH)
-    assert simulation.states["only"].replays == 2
+    assert state.finished_reason == FinishLength(LENGTH)
 
 
 def test_two_kills_convict_nobody_however_close() -> None:
