@@ -139,7 +139,7 @@ class Recovery:
             in_flight.remove(culprit)
         self._held = dict.fromkeys([*in_flight, *self._held])
         served, self.has_served = self.has_served, False
-        log.warning("epoch %d: %d requests will resume", self.epoch, len(in_flight))
+        log.warning("epoch %d begins; %d requests wait for the %s", self.epoch, len(self._held), process)
         return bool(in_flight) or culprit is not None or served
 
     def _recall(self, cause: str) -> list[ReqState]:
