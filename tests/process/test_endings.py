@@ -147,8 +147,8 @@ def scripted(model: Path, log: Path, *flags: str) -> Any:
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
-def test_a_killed_child_is_told_to_every_client_and_ends_the_group(byte_model: Path, tmp_path: Path, victim: str) -> None:
-    with scripted(byte_model, tmp_path / "log") as server:
+def test_without_recovery_a_killed_child_is_told_to_every_client_and_ends_the_group(byte_model: Path, tmp_path: Path, victim: str) -> None:
+    with scripted(byte_model, tmp_path / "log", "--no-recovery") as server:
         children = server.children()
         assert set(children) == {"scheduler", "detokenizer"}
         faults: list[Exception] = []
@@ -175,15 +175,6 @@ def test_a_killed_child_is_told_to_every_client_and_ends_the_group(byte_model: P
         assert f"the {victim} process died" in server.read_log()
         for pid in children.values():
             until(lambda pid=pid: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_text())
-
-
-def test_a_killed_parent_leaves_no_orphan(byte_model: Path, tmp_path: Path) -> None:
-    with scripted(byte_model, tmp_path / "log") as server:
-        children = server.children()
-        server.process.kill()
-        server.process.wait()
-        for pid in children.values():
-            until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
 
 
 def test_sigterm_refuses_new_work_and_lets_streams_finish(byte_model: Path, tmp_path: Path) -> None:
@@ -215,8 +206,8 @@ def test_a_sigterm_to_every_process_of_the_group_drains_as_one_to_the_parent(byt
         assert server.process.wait(PROMPTLY_S) == 0
 
 
-def test_a_child_that_dies_while_draining_ends_what_is_left_at_once(byte_model: Path, tmp_path: Path) -> None:
-    with scripted(byte_model, tmp_path / "log") as server:
+def test_without_recovery_a_child_that_dies_while_draining_ends_what_is_left_at_once(byte_model: Path, tmp_path: Path) -> None:
+    with scripted(byte_model, tmp_path / "log", "--no-recovery") as server:
         stream = open_stream(server, {"max_tokens": 4000})
         read_until(stream, b"data: ")
         children = server.children()

@@ -49,6 +49,7 @@ def test_a_request_passes_every_hop_in_its_process_on_its_types(tmp_path: Path) 
     with running_server(model, "--executor", "scripted", log=tmp_path / "log", env=env) as server:
         pids = {"server": server.process.pid, **server.children()}
         assert len(set(pids.values())) == 3
+        trace.unlink()  # of the scheduler's first forward, before anybody asked for one
         body = {"model": "bytes", "messages": [{"role": "user", "content": "to and fro"}], "max_tokens": 6, "rid": "one"}
         answer = server.post("/v1/chat/completions", body)
         assert answer.status_code == 200, answer.text

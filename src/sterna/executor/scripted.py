@@ -233,7 +233,7 @@ class ScriptedExecutor(Executor):
 
     def shutdown(self) -> None:
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(cancel_futures=True)
         self._rows.clear()
 
     def _noting(self, check: Callable[[T], U], of: T) -> U:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -28,16 +29,23 @@ STOP_TIMEOUT_S = 2.0
 """For a child that was told to stop; then it is killed."""
 
 
+class Death(NamedTuple):
+    cause: Literal["signal", "exit"]
+    code: int
+    lived_s: float
+
+    def __str__(self) -> str:
+        return f"{'exit code' if self.cause == 'exit' else 'signal'} {self.code}"
+
+
 class Child:
     def __init__(self, name: str) -> None:
         self.name = name
         self._process: asyncio.subprocess.Process | None = None
         self._spawned = 0.0
-        self._ended = asyncio.Event()
 
     async def spawn(self, start: ProcessStart) -> None:
         """It gets a session of its own, so that a terminal's signals reach it through us only. Raises OSError."""
-        self._ended.clear()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", CHILDREN[self.name], stdin=asyncio.subprocess.PIPE, env=_environment(), start_new_session=True
         )
@@ -47,19 +55,18 @@ class Child:
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             await self._process.stdin.drain()
 
-    async def wait(self) -> tuple[str, float]:
-        """Until it ends: of what, in words, and after how many seconds."""
+    async def wait(self) -> Death:
+        """Until it ends."""
         assert self._process is not None
         code = await self._process.wait()
-        self._ended.set()
-        return f"signal {-code}" if code < 0 else f"exit code {code}", time.monotonic() - self._spawned
+        return Death("signal" if code < 0 else "exit", abs(code), time.monotonic() - self._spawned)
 
     async def stop(self, at_once: asyncio.Event) -> None:
         """Wait for its end, which it has been told to come to; kill it if it takes too long, or as soon as `at_once` is set."""
         process = self._process
         if process is None or process.returncode is not None:
             return
-        await first_of(STOP_TIMEOUT_S, self._ended, at_once)
+        await first_of(STOP_TIMEOUT_S, process.wait(), at_once.wait())
         if process.returncode is None:
             log.warning("%s did not stop; killing it", self.name)
             with contextlib.suppress(ProcessLookupError):

@@ -24,7 +24,7 @@ from sterna.config.process_start import ProcessStart
 from sterna.config.server_args import ServerArgs
 from sterna.errors import StartupError
 from sterna.ipc.addresses import RunDirectory
-from sterna.launch.child import CHILDREN, Child
+from sterna.launch.child import CHILDREN, Child, Death
 from sterna.launch.events import first_of
 from sterna.launch.restarts import RestartBudget
 from sterna.launch.sockets import Sockets
@@ -89,7 +89,7 @@ class Group:
         for child in self._children:
             await child.spawn(self._start_message(child.name, FIRST_EPOCH))
         self._watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
-        await first_of(None, self.manager.ready_event, self._stopping)
+        await first_of(None, self.manager.ready_event.wait(), self._stopping.wait())
         if self.manager.failure is not None:
             raise StartupError(self.manager.failure)
 
@@ -101,7 +101,7 @@ class Group:
         """The exit code: 0 after a signal, 1 after a failure."""
         if self.manager.alive:
             await self._drain()
-        await first_of(LAST_WORDS_S, self.manager.idle_event, self._second_signal)
+        await first_of(LAST_WORDS_S, self.manager.idle_event.wait(), self._second_signal.wait())
         # Whoever watches over a group that has failed is waiting to start it again: this stays under 5 seconds then, whatever clients do.
         await self._end_http(GRACE_S if self.manager.alive else 1)
         for watcher in self._watchers:
@@ -118,14 +118,12 @@ class Group:
         self.manager.draining = True
         if self.manager.num_live:
             log.info("draining %d requests for up to %g s", self.manager.num_live, self.args.drain_timeout)
-        await first_of(self.args.drain_timeout, self.manager.idle_event, self._second_signal)
+        await first_of(self.args.drain_timeout, self.manager.idle_event.wait(), self._second_signal.wait())
         self.manager.end_all(SHUTTING_DOWN)
 
     async def _end_http(self, grace_s: int) -> None:
         ending = asyncio.create_task(self._http.shutdown(grace_s))
-        impatience = asyncio.create_task(self._second_signal.wait())
-        await asyncio.wait([ending, impatience], return_when=asyncio.FIRST_COMPLETED)
-        impatience.cancel()
+        await first_of(None, asyncio.wait([ending]), self._second_signal.wait())
         if not ending.done():
             self._http.hurry()
         await ending
@@ -140,32 +138,34 @@ class Group:
     async def _watch(self, child: Child) -> None:
         """Until `shutdown` tells children to stop; an end before that is a death, while draining too."""
         while True:
-            cause, lived_s = await child.wait()
+            death = await child.wait()
             if not self.manager.ready_event.is_set():
-                await first_of(LAST_WORDS_S, self.manager.failed_event)  # its own words are better, and may still be on their way
+                await first_of(LAST_WORDS_S, self.manager.failed_event.wait())  # its own words are better, and may still be on their way
             if not self.manager.alive:
                 break
-            log.error("the %s process died (%s)", child.name, cause)
-            if not await self._restart(child, lived_s):
-                self.manager.fail(f"the {child.name} process died ({cause})")
+            log.error("the %s process died (%s)", child.name, death)
+            try:
+                restarted = await self._restart(child, death)
+            except Exception:
+                log.exception("the %s process can't be started again", child.name)
+                restarted = False
+            if not restarted:
+                self.manager.fail(f"the {child.name} process died ({death})")
                 break
         self._stopping.set()
 
-    async def _restart(self, child: Child, lived_s: float) -> bool:
-        """Whether another one has been started in its place."""
+    async def _restart(self, child: Child, death: Death) -> bool:
+        """Whether another one has been started in its place. Raises OSError where the system gives no process."""
         if not self.args.recovery or not self.manager.ready_event.is_set():
             return False
         epoch = self.manager.recovery.epoch + 1
         self._sockets.renew(child.name, epoch)
         served = self.manager.lose(child.name, self._sockets.to_scheduler, self._sockets.addresses["detokenizer"])
-        delay_s = self._budget.next_delay(served=served, lived_s=lived_s)
+        delay_s = self._budget.next_delay(served=served, lived_s=death.lived_s)
         if delay_s is None:
             log.error("the engine keeps dying without having served anybody: giving up")
             return False
         await asyncio.sleep(delay_s)
-        try:
-            await child.spawn(self._start_message(child.name, epoch))
-        except OSError:
-            log.exception("the %s process can't be started", child.name)
-            return False
+        await child.spawn(self._start_message(child.name, epoch))
+        self.manager.recorder.restarted(child.name, death.cause)
         return True

@@ -6,6 +6,8 @@ from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    LookUpOutput,
+    LookUpReq,
     NewDetokenizerReq,
     OutputCredit,
     ProcessFailed,
@@ -22,7 +24,14 @@ from sterna.protocol.generate import (
 )
 
 ToScheduler = (
-    TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | NewDetokenizerReq | ShutdownReq
+    TokenizedGenerateReqInput
+    | BatchTokenizedGenerateReqInput
+    | AbortReq
+    | FlushCacheReq
+    | LookUpReq
+    | OutputCredit
+    | NewDetokenizerReq
+    | ShutdownReq
 )
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed
+ToServer = BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed

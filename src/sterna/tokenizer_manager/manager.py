@@ -22,6 +22,8 @@ from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    LiveReq,
+    LookUpOutput,
     OutputCredit,
     ProcessFailed,
     ProcessReady,
@@ -31,11 +33,12 @@ from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
 from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
-from sterna.tokenizer_manager.control import ControlCalls
+from sterna.tokenizer_manager.control import ControlCalls, look_up
 from sterna.tokenizer_manager.fan_out import FanOuts
+from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
 from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
-from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, Admission, JournalReader, Origin, ReqState, RequestTimes, aborted
 from sterna.tokenizer_manager.tokenize import to_tokenized
 
 log = logging.getLogger(__name__)
@@ -80,20 +83,22 @@ class TokenizerManager:
         self.last_heard = time.monotonic()
         """When a message came last."""
         self.started_total = 0
-        self.on_finish: list[Callable[[ReqState, Outcome], None]] = []
+        self.recorder = FlightRecorder(args.flight_recorder)
+        self.on_finish: list[Callable[[ReqState, Outcome], None]] = [self.recorder.finished]
         self.ready_event = asyncio.Event()
         self.idle_event = asyncio.Event()
         """Set while no request is admitted."""
         self.idle_event.set()
         self._inbox = inbox
         self._states: dict[str, ReqState] = {}
-        self.recovery = Recovery(self._states, scheduler, epoch, self._remove_if_done)
+        self.recovery = Recovery(self._states, scheduler, epoch, self.recorder, self._remove_if_done)
         self._fan_outs = FanOuts()
         self._closed: set[str] = set()
         """Live rids whose reader has gone."""
         self._admitted = 0
         self._capacity = min(args.max_running_requests + args.max_queued_requests, args.max_detokenizer_states)
-        self._control = ControlCalls()
+        self._control = ControlCalls[FlushCacheOutput]()
+        self._look_ups = ControlCalls[LookUpOutput]()
         self._credit = 0
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -170,7 +175,9 @@ class TokenizerManager:
         (reader,) = await self.generate_batch([obj], [admission])
         return reader
 
-    async def generate_batch(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[JournalReader]:
+    async def generate_batch(
+        self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None = None
+    ) -> list[JournalReader]:
         """Hop 3: register every member under its rid, tokenize each, dispatch all of them in one message. All or nothing.
 
         `admissions` are one per member, and taken over. The readers come in the order of `objs`; each must be closed by whoever gets them.
@@ -178,7 +185,7 @@ class TokenizerManager:
         Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about; then nothing of any is left and
         `admissions` are closed.
         """
-        states = self._register(objs, admissions)
+        states = self._register(objs, admissions, origin)
         try:
             for obj, state in zip(objs, states, strict=True):
                 if not state.finished:
@@ -186,20 +193,25 @@ class TokenizerManager:
             self._dispatch(states)
         except BaseException as fault:
             for state in states:
+                if isinstance(fault, asyncio.CancelledError):
+                    self.recorder.note(state.rid, "aborted", "client_gone")
                 end_locally(state, _reason_of(fault))
                 self._remove(state, self._outcome(state))
             raise
         return [JournalReader(state, self._reader_closed) for state in states]
 
-    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[ReqState]:
+    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None) -> list[ReqState]:
         states: dict[str, ReqState] = {}
         for obj, admission in zip(objs, admissions, strict=True):
             if self.is_live(obj.rid) or obj.rid in states:
                 for each in admissions:
                     each.close()
                 raise _duplicate(obj.rid)
-            states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self.recovery.epoch, admission)
+            times = RequestTimes(obj.received_time, obj.templated_time)
+            states[obj.rid] = ReqState(obj.rid, times, self.recovery.epoch, admission, origin)
         self._states.update(states)
+        for state in states.values():
+            self.recorder.begin(state)
         self.started_total += len(states)
         return list(states.values())
 
@@ -234,7 +246,7 @@ class TokenizerManager:
         """End exactly this rid, or all members of the fan-out of that name; how many were live. Their readers get the terminal output."""
         found = [state for member in self._fan_outs.members(rid) if (state := self._states.get(member)) is not None and not state.finished]
         for state in found:
-            self._abort(state)
+            self._abort(state, "abort_request")
         return len(found)
 
     def abort_all(self) -> int:
@@ -249,19 +261,30 @@ class TokenizerManager:
         self.recovery.scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
         return (await future).flushed_tokens
 
+    async def look_up(self, rids: Sequence[str]) -> dict[str, LiveReq]:
+        """What the scheduler says now of those of `rids` that it has; nothing where it doesn't answer soon. Their times follow."""
+        asked = [rid for rid in rids if (state := self._states.get(rid)) is not None and state.awaits_terminal]
+        found = await look_up(self._look_ups, self.recovery.scheduler.send, self._inbox.address, asked) if asked else {}
+        for rid, live in found.items():
+            if (state := self._states.get(rid)) is not None and not state.finished:
+                state.times.take(live.times)
+        return found
+
     def fail(self, message: str) -> None:
         """A process of the group is dead: every live request ends now, and no further one is admitted."""
         if self.failure is None:
             self.failure = message
             self.failed_event.set()
-            self._control.fail_all(EngineDead("the engine has stopped"))
+            for calls in (self._control, self._look_ups):
+                calls.fail_all(EngineDead("the engine has stopped"))
             for state in list(self._states.values()):
                 state.awaits_terminal = False
                 self._end_locally(state, FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
 
     def lose(self, process: str, scheduler: SchedulerSender, detokenizer: str) -> bool:
         """`process` has died and will be started again: `Recovery.lost`."""
-        self._control.fail_all(EngineDead("the engine is being restarted"))
+        for calls in (self._control, self._look_ups):
+            calls.fail_all(EngineDead("the engine is being restarted"))
         self._credit = 0
         self.stats = None
         return self.recovery.lost(process, scheduler, detokenizer)
@@ -269,13 +292,15 @@ class TokenizerManager:
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
+            self.recorder.note(state.rid, "aborted", "shutdown")
             end_locally(state, reason)
-            self._abort(state)
+            self._abort(state, "shutdown")
             self._remove_if_done(state)
 
     # ---- endings ----
 
-    def _abort(self, state: ReqState) -> None:
+    def _abort(self, state: ReqState, cause: AbortCause) -> None:
+        self.recorder.note(state.rid, "aborted", cause)
         if not state.dispatched:
             end_locally(state, ABORTED)
         elif not state.abort_sent:
@@ -286,10 +311,11 @@ class TokenizerManager:
         end_locally(state, reason)
         self._remove_if_done(state)
 
-    def _reader_closed(self, state: ReqState) -> None:
+    def _reader_closed(self, state: ReqState, cause: AbortCause) -> None:
         self._closed.add(state.rid)
         if not state.finished:
-            self._abort(state)
+            state.times.reader_gone = time.monotonic()
+            self._abort(state, cause)
         self._remove_if_done(state)
 
     def _remove_if_done(self, state: ReqState) -> None:
@@ -351,6 +377,8 @@ class TokenizerManager:
                     self.stats = message
             case FlushCacheOutput():
                 self._control.answer(message)
+            case LookUpOutput():
+                self._look_ups.answer(message)
             case DecodeRefused():
                 self._abort_refused(message)
             case ProcessReady():
@@ -370,7 +398,7 @@ class TokenizerManager:
             fold(state, row, epoch, detokenized_time, now, self.itl)
         except Exception as fault:  # whatever it is, the rows behind it are other requests'
             log.error("%s: output was lost: %s", row.rid, fault, exc_info=not isinstance(fault, JournalGap))
-            self._abort(state)
+            self._abort(state, "output_lost")
             self._end_locally(state, FAULT)
             return
         if row.finished_reason is not None and epoch == state.epoch:
@@ -380,7 +408,7 @@ class TokenizerManager:
     def _abort_refused(self, refused: DecodeRefused) -> None:
         state = self._states.get(refused.rid)
         if state is not None and not state.finished and state.epoch == refused.epoch:
-            self._abort(state)
+            self._abort(state, "decode_refused")
 
     def _note_ready(self, message: ProcessReady) -> None:
         if self.recovery.note_ready(message.process, message.epoch):

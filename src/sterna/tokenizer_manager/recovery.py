@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -24,13 +23,12 @@ from sterna.protocol.finish import ABORTED, ENGINE_CRASHED
 from sterna.protocol.generate import AbortReq, TokenizedGenerateReqInput
 from sterna.protocol.sampling import describe
 from sterna.tokenizer_manager.fan_out import to_message
+from sterna.tokenizer_manager.flight_recorder import PROCESSES, FlightRecorder
 from sterna.tokenizer_manager.receive import end_locally
 from sterna.tokenizer_manager.req_state import ReqState
 from sterna.tokenizer_manager.trials import Trials
 
 log = logging.getLogger(__name__)
-
-PROCESSES = ("scheduler", "detokenizer")
 
 
 class SchedulerSender(Protocol):
@@ -45,21 +43,19 @@ class Recovery:
         states: Mapping[str, ReqState],
         scheduler: SchedulerSender,
         epoch: int,
+        recorder: FlightRecorder,
         remove_if_done: Callable[[ReqState], None],
     ) -> None:
         """`states` are the live requests; `remove_if_done` is told of each that the engine owes nothing any more."""
         self.epoch = epoch
         self.scheduler = scheduler
         self.trials = Trials()
-        self.restarts: Counter[str] = Counter()
-        """Per process, since the server's start."""
-        self.replays_total = 0
-        """Requests sent again."""
         self.has_served = False
         """Output of this epoch has come."""
         self.since: float | None = None
         """When the engine went (seconds of CLOCK_MONOTONIC); None while it is there."""
         self._states = states
+        self._recorder = recorder
         self._remove_if_done = remove_if_done
         self._awaited = dict.fromkeys(PROCESSES, epoch)
         """Processes that aren't ready, and the epoch that they were started in."""
@@ -104,7 +100,6 @@ class Recovery:
         for state in states:
             self._held.pop(state, None)
             state.dispatched = state.awaits_terminal = True
-            state.tokens_at_dispatch = len(state.output_ids)
 
     def _message(self, state: ReqState) -> TokenizedGenerateReqInput:
         assert state.tokenized is not None
@@ -133,22 +128,21 @@ class Recovery:
         """
         self.epoch += 1
         self.scheduler = scheduler
-        self.restarts[process] += 1
         self.since = self.since or time.monotonic()
         self._awaited[process] = self.epoch
         if process == "detokenizer":
             scheduler.send(NewDetokenizerReq(epoch=self.epoch, detokenizer=detokenizer))
-        in_flight = self._recall()
-        culprit = self.trials.crashed(in_flight)
+        in_flight = self._recall(f"{process}_died")
+        culprit = self.trials.crashed(process, in_flight)
         if culprit is not None:
             self._convict(culprit)
             in_flight.remove(culprit)
         self._held = dict.fromkeys([*in_flight, *self._held])
         served, self.has_served = self.has_served, False
-        log.warning("epoch %d: %d requests will resume", self.epoch, len(in_flight))
+        log.warning("epoch %d begins; %d requests wait for the %s", self.epoch, len(self._held), process)
         return bool(in_flight) or culprit is not None or served
 
-    def _recall(self) -> list[ReqState]:
+    def _recall(self, cause: str) -> list[ReqState]:
         """Nothing is at the engine any more. Returns who was, and isn't at his end."""
         in_flight: list[ReqState] = []
         for state in list(self._states.values()):
@@ -163,14 +157,14 @@ class Recovery:
                 self._remove_if_done(state)
                 continue
             state.replays += 1
-            self.replays_total += 1
+            self._recorder.note(state.rid, "replayed", cause, len(state.output_ids))
             in_flight.append(state)
         return in_flight
 
     def _convict(self, state: ReqState) -> None:
         assert state.tokenized is not None
         request = describe(state.tokenized.sampling_params, len(state.tokenized.input_ids), len(state.output_ids))
-        log.error("%s: the engine died %d times on it, now with no other in flight: %s", state.rid, state.strikes, request)
+        log.error("%s: the %s died %d times on it, now with no other in flight: %s", state.rid, state.struck_by, state.strikes, request)
         end_locally(state, ENGINE_CRASHED)
         self._remove_if_done(state)
 

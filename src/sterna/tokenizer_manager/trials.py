@@ -1,7 +1,7 @@
 """Which request makes the engine crash? After a second crash with the same ones in flight they run in halves, until the culprit is alone.
 
-A crash is a strike against everyone in flight, and the first one against who has made `PROGRESS_TOKENS` since he was last sent. Who has
-two is a suspect:
+A crash is a strike against everyone in flight. Who has made `PROGRESS_TOKENS` since his first one, or was struck by another process last,
+begins anew with one. Who has two is a suspect:
 
     crash, everyone back   crash again, so:   A B C D   crash   A B   passes, goes on; then   C D   crash   C   crash: C alone, 500
                                               on trial          on trial                      with A B      alone
@@ -15,9 +15,9 @@ from collections import deque
 
 from sterna.tokenizer_manager.req_state import ReqState
 
-PROGRESS_TOKENS = 32
-"""Output of one request that says that it got past what was there at the crash. As many batches of output may be lost with a process
-(`scheduler.py: MAX_BATCHES_IN_FLIGHT`)."""
+PROGRESS_TOKENS = 8
+"""Output of one request that says that it got past what was there at the crash. More than that may have been lost with the process, and be
+made again by the culprit: he is found a crash later then, and nobody else is taken for him."""
 STRIKES = 3
 """Of a request that was alone in flight at the last one: it is the culprit."""
 
@@ -30,11 +30,13 @@ class Trials:
         self._waiting: deque[list[ReqState]] = deque()
         self.searching = False
 
-    def crashed(self, in_flight: list[ReqState]) -> ReqState | None:
-        """The engine has died with `in_flight`. Returns the culprit where that is certain now: it isn't to be sent again."""
+    def crashed(self, process: str, in_flight: list[ReqState]) -> ReqState | None:
+        """`process` has died with `in_flight`. Returns the culprit where that is certain now: it isn't to be sent again."""
         self._on_trial = []
         for state in in_flight:
-            state.strikes = 1 if _has_progressed(state) else state.strikes + 1
+            if state.struck_by != process or _has_progressed(state):
+                state.strikes, state.struck_by, state.tokens_at_strike = 0, process, len(state.output_ids)
+            state.strikes += 1
         if len(in_flight) == 1 and in_flight[0].strikes >= STRIKES:
             # The others are innocent, most likely: together, then.
             others = [state for group in self._waiting for state in group]
@@ -61,4 +63,4 @@ class Trials:
 
 
 def _has_progressed(state: ReqState) -> bool:
-    return len(state.output_ids) - state.tokens_at_dispatch >= PROGRESS_TOKENS
+    return len(state.output_ids) - state.tokens_at_strike >= PROGRESS_TOKENS

@@ -184,10 +184,46 @@ def test_a_fault_after_decoding_refuses_its_rid_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("no_stop_trim", "text"), [(False, "cd"), (True, "cdEND")])
-def test_a_resumed_requests_stop_is_cut_though_its_offset_counts_text_that_left_before(no_stop_trim: bool, text: str) -> None:
-    first = opening(("END",), prompt_tail=list(b"prompt ab"), chars_before=2, no_stop_trim=no_stop_trim)
+def test_a_resumed_requests_stop_is_cut_where_it_would_be_had_nothing_happened(no_stop_trim: bool, text: str) -> None:
+    first = opening(("END",), resume_output_ids=list(b"ab"), resume_chars=2, no_stop_trim=no_stop_trim)
     assert "".join(stream(b"cdENDxyz", [1, 4], FinishMatchedStr("END", 8, len("abcd")), first)) == text
 
 
-def test_a_stop_that_began_in_text_that_left_before_leaves_nothing_more() -> None:
-    assert stream(b"Dx", [], FinishMatchedStr("END", 4, 2), opening(("END",), chars_before=4)) == [""]
+HARD = "ab\u0000世界 STO STOP" + "👩‍👩‍👧 ST"
+"""Characters of one to four bytes, and beginnings of the stop: some that aren't, one at the end."""
+
+
+@given(st.integers(0, len(HARD.encode())), st.lists(st.integers(0, 100), max_size=6), st.booleans())
+def test_a_request_that_resumes_anywhere_sends_what_was_missing_and_nothing_twice(at: int, cuts: list[int], with_stop: bool) -> None:
+    """A detokenizer dies after `at` tokens were accepted, with text held back or a character half done; another one goes on."""
+    text = HARD.encode()
+    first = opening(("STOPPED", "no")) if with_stop else opening()
+    manager = new_manager()
+    sent = "".join(row.output_str for row in rows_of(manager, batch(TokenIDRow("r", 0, list(text[:at]), None, first))))
+    resumed = opening(first.stop, resume_output_ids=list(text[:at]), resume_chars=len(sent))
+    rest = text[at:]
+    manager = new_manager()
+    edges = [0, *sorted({cut % (len(rest) + 1) for cut in cuts}), len(rest)]
+    for index, (start, end) in enumerate(itertools.pairwise(edges)):
+        reason = FinishLength(len(text)) if index == len(edges) - 2 else None
+        row = TokenIDRow("r", at + start, list(rest[start:end]), reason, resumed if index == 0 else None)
+        (out,) = rows_of(manager, batch(row, epoch=2))
+        sent += out.output_str
+    assert sent == HARD
+
+
+def test_a_journal_with_more_text_than_there_is_is_refused_and_never_repeated_from() -> None:
+    manager = new_manager()
+    first = opening(resume_output_ids=list(b"ab"), resume_chars=3)
+    assert list(manager.to_str_output(batch(TokenIDRow("r", 2, list(b"c"), None, first)))) == [("server", DecodeRefused(rid="r", epoch=1))]
+
+
+def test_a_new_epoch_forgets_what_the_one_before_left_open() -> None:
+    """A scheduler that died ends nothing any more."""
+    manager = new_manager(max_states=2)
+    rows_of(manager, batch(TokenIDRow("gone", 0, [97], None, opening()), TokenIDRow("resumes", 0, [97], None, opening())))
+    resumed = opening(resume_output_ids=[97], resume_chars=1)
+    (row,) = rows_of(manager, batch(TokenIDRow("resumes", 1, [98], None, resumed), epoch=2))
+    assert (row.start, row.output_str, manager.num_states) == (1, "b", 1)
+    assert rows_of(manager, batch(TokenIDRow("gone", 1, [98]), epoch=1)) == []
+    assert manager.num_states == 1

@@ -54,7 +54,7 @@ class Outbox:
             assert (row.opening is not None) == (not rows), f"{row.rid}: an opening is on the first row and on no other"
             assert not rows or rows[-1].finished_reason is None, f"{row.rid}: a row after the end"
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
-            assert (row.times is not None) == (row.finished_reason is not None)
+            assert (row.times is not None) == (row.opening is not None or row.finished_reason is not None)
             rows.append(row)
 
     def replace_detokenizer(self, address: str) -> None:
@@ -99,6 +99,7 @@ class Harness:
         stream: bool = True,
         salt: str = "",
         resume: list[int] | None = None,
+        resume_chars: int = 0,
         **params: object,
     ) -> None:
         sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
@@ -111,6 +112,7 @@ class Harness:
                 reply_to="ipc://server",
                 cache_namespace=CacheNamespace(salt=salt),
                 resume_output_ids=resume or [],
+                resume_chars=resume_chars,
             )
         )
 

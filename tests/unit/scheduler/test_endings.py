@@ -233,7 +233,7 @@ def test_a_step_that_fails_ends_the_row_at_fault_and_no_other(chunk: int) -> Non
     h.send("long", LONG, 9)
     h.send("bad at once", [66, 1, 2], 9)
     h.run()
-    assert h.abort_code("bad") == h.abort_code("bad at once") == (500, "engine_failure")
+    assert h.abort_code("bad") == h.abort_code("bad at once") == (500, "engine_crashed")
     assert (h.output("bad"), h.output("bad at once")) == ([1, 2, 3, 4, 5], [])
     assert h.output("before") == echo([1, 2, 3], 40)
     assert h.output("behind") == echo([4, 5, 6], 40)
@@ -296,16 +296,16 @@ def test_what_a_request_computed_outlives_it_unless_a_fault_ended_it() -> None:
     assert h.abort_code("outgrows the pool") == (500, "engine_failure")
     assert h.scheduler.ledger.cache.evictable_size == 64  # prompt and output
     h = Harness()
-    h.send("ended by shutdown", [1, 2, 3] * 8, 200)
+    h.send("aborted", [1, 2, 3] * 8, 200)
     for _ in range(20):
         h.turn()
-    h.inbox.messages.append(ShutdownReq())
-    h.scheduler.main_loop()
+    h.abort("aborted")
+    h.run()
     assert h.scheduler.ledger.cache.evictable_size == 32
     h = Harness(options="raise_token=66")
     h.send("ended by a fault", [*range(1, 33), 66], 200)
     h.run()
-    assert h.abort_code("ended by a fault") == (500, "engine_failure")
+    assert h.abort_code("ended by a fault") == (500, "engine_crashed")
     assert h.scheduler.ledger.cache.evictable_size == 32  # of its prompt, cached before
 
 

@@ -334,7 +334,7 @@ def test_the_engine_notices_a_slot_that_holds_somebody_elses_token() -> None:
     table[row, :2] = table[row, :2][::-1].copy()
     h.scheduler._check_every_slot = False
     h.turn()
-    assert h.abort_code("a") == (500, "engine_failure")
+    assert h.abort_code("a") == (500, "engine_crashed")
     assert np.array_equal(h.output("a"), echo(prompt_of(0, 40), len(h.output("a"))))
 
 

@@ -135,7 +135,7 @@ def test_the_culprits_of_two_steps_in_flight_end_and_nobody_else(at: str) -> Non
     h.send("good", [7, 8, 9], 20)
     h.send("above", above, 20)
     h.run()
-    assert h.abort_code("below") == h.abort_code("above") == (500, "engine_failure")
+    assert h.abort_code("below") == h.abort_code("above") == (500, "engine_crashed")
     assert (h.output("below"), h.output("above")) == (below[:-1], above[:-1])
     assert h.output("good") == echo([7, 8, 9], 20)
     close(h)

@@ -219,7 +219,7 @@ def check(h: Harness, rid: str, prompt: list[int], send: Send, *, aborted: bool)
         assert reason == FinishMatchedToken(send.mark, send.mark == EOS)
         assert output == whole[: ends + 1]
     else:
-        assert h.abort_code(rid) == (500, "invalid_logits" if send.mark == NAN else "engine_failure")
+        assert h.abort_code(rid) == (500, "invalid_logits" if send.mark == NAN else "engine_crashed")
         assert output == whole[:ends]
 
 

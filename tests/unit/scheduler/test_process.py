@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from byte_model import make_byte_model
+from byte_model import BOS, make_byte_model
 from sterna.config.process_start import ProcessStart
 from sterna.config.server_args import ServerArgs
 from sterna.ipc.addresses import RunDirectory
@@ -124,6 +124,16 @@ def test_an_executor_that_cannot_be_made_is_told_to_the_server(peers: Peers) -> 
     assert isinstance(failed, ProcessFailed)
     assert failed.process == "scheduler"
     assert "--executor" in failed.message
+    assert peers.process.wait(60) == 1
+
+
+@pytest.mark.parametrize("peers", [{"executor_options": f"raise_token={BOS}"}], indirect=True)
+def test_a_model_whose_first_forward_fails_is_never_said_to_be_ready(peers: Peers) -> None:
+    """Whichever message of its is first."""
+    assert peers.server.wait(TIMEOUT_MS)
+    (failed,) = peers.server.drain(1)
+    assert isinstance(failed, ProcessFailed)
+    assert "first forward failed" in failed.message
     assert peers.process.wait(60) == 1
 
 

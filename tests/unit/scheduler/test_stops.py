@@ -109,26 +109,23 @@ def test_resumed_outputs_count_for_a_stop_that_spans_them() -> None:
     assert (h.outbox.rows["a"][0].start, h.output("a")) == (3, list(b"d"))
 
 
-@pytest.mark.parametrize(("text", "resumed", "chars"), [("äbcdef", 3, 2), ("ä世cdef", 4, 1), ("abcdef", 0, 0)])
-def test_a_resumed_request_says_how_many_characters_come_before_its_first_row(text: str, resumed: int, chars: int) -> None:
-    """`resumed` counts bytes, which are tokens; a character that they only begin belongs to the first row."""
+@pytest.mark.parametrize(("text", "resumed"), [("äbcdef", 3), ("ä世cdef", 4), ("abcdef", 0), ("abcdef", 5)])
+def test_a_stop_is_where_it_would_be_had_the_request_not_been_interrupted(text: str, resumed: int) -> None:
+    """`resumed` counts bytes, which are tokens: it may end inside a character, or inside the stop."""
     h = Harness()
     ids = list(text.encode())
-    h.send("a", ids, len(ids), stop=("de",), resume=ids[:resumed])
+    h.send("a", ids, len(ids), stop=("def",), resume=ids[:resumed], resume_chars=1)
     h.run()
     opening = h.outbox.rows["a"][0].opening
     assert opening is not None
-    assert opening.chars_before == chars
-    assert h.reason("a") == FinishMatchedStr("de", text.encode().index(b"e"), text.index("de"))
+    assert (opening.prompt_tail, opening.resume_output_ids, opening.resume_chars) == (ids, ids[:resumed], 1)
+    assert h.reason("a") == FinishMatchedStr("def", len(ids) - 1, text.index("def"))
 
 
-def test_bytes_that_never_become_a_character_count_for_nobody_when_a_request_resumes_after_them() -> None:
-    """The detokenizer, which begins after them, shows no U+FFFD for them; so none may be in the offset."""
-    h = Harness()
+def test_bytes_that_never_become_a_character_count_though_a_request_resumes_after_them() -> None:
     ids = [97, 0xE4, 98, 99, 100]
-    h.send("a", ids, 5, stop=("cd",), resume=ids[:2])
-    h.run()
-    opening, reason = h.outbox.rows["a"][0].opening, h.reason("a")
-    assert opening is not None
-    assert isinstance(reason, FinishMatchedStr)
-    assert reason.char_offset - opening.chars_before == len("b")
+    for resumed in range(5):
+        h = Harness()
+        h.send("a", ids, 5, stop=("cd",), resume=ids[:resumed])
+        h.run()
+        assert h.reason("a") == FinishMatchedStr("cd", 4, len("a\ufffdb")), resumed

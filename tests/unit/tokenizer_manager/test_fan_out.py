@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from sterna.errors import DuplicateRid, InvalidRequest, SternaError
-from sterna.protocol.control import ProcessFailed
 from sterna.protocol.finish import ABORTED, SHUTTING_DOWN, FinishAbort, FinishLength
 from sterna.protocol.generate import AbortReq, BatchTokenizedGenerateReqInput, StrRow, TokenizedGenerateReqInput
 from sterna.tokenizer_manager.fan_out import JournalMerge
@@ -117,7 +116,7 @@ def test_an_engine_that_dies_while_a_list_is_tokenized_is_told_to_every_member()
         gate = Gate(group, "r 1")
         task = asyncio.create_task(generate(group, *(request(f"r {index}") for index in range(3))))
         await gate.reached.wait()
-        group.inbox.put(ProcessFailed(process="scheduler", message="out of memory"))
+        group.manager.fail("the scheduler process died (signal 9)")
         await group.manager.failed_event.wait()
         gate.open.set()
         reasons = [(await reader.next_delta()).finished_reason for reader in await task]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sterna.errors import ContextLengthExceeded, DuplicateRid, EngineDead, InvalidRequest, OverloadedError, QueueFull
-from sterna.protocol.control import DecodeRefused, FlushCacheOutput, FlushCacheReq, OutputCredit, ProcessFailed
+from sterna.protocol.control import DecodeRefused, FlushCacheOutput, FlushCacheReq, OutputCredit
 from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.protocol.generate import AbortReq, StrRow, TokenizedGenerateReqInput
 from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request, scenario, settled
@@ -177,7 +177,7 @@ def test_a_dead_engine_ends_every_request_and_admits_none() -> None:
         reader = await group.manager.generate_request(request(), group.manager.admit())
         flush = asyncio.create_task(group.manager.flush_cache())
         await settled(lambda: bool(group.scheduler.of(FlushCacheReq)))
-        group.inbox.put(ProcessFailed(process="scheduler", message="out of memory"))
+        group.manager.fail("the scheduler process died (signal 9)")
         reason = (await reader.next_delta()).finished_reason
         assert isinstance(reason, FinishAbort)
         assert reason.code == "engine_dead"
