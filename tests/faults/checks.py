@@ -17,7 +17,7 @@ EXCUSED = ("engine_dead", "aborted", "draining")
 """Codes of endings that a client may get where the group ends."""
 MAY_GROW = re.compile(
     r"sterna\.(mem_cache\.(radix|eviction)\w*|server\.metrics|protocol)\b"
-    r"|record|req_state\.(Origin|RequestTimes)|Throughput|Recovery\.restarts",
+    r"|record|child\.Death|req_state\.(Origin|RequestTimes)|Throughput",
     re.IGNORECASE,
 )
 """What outlives a request, within a bound: cached prefixes and their order, counters, the last message, the flight recorder."""
