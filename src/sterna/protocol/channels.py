@@ -10,6 +10,7 @@ from sterna.protocol.control import (
     ProcessFailed,
     ProcessReady,
     SchedulerStats,
+    SchedulingStarted,
     ShutdownReq,
 )
 from sterna.protocol.generate import (
@@ -22,4 +23,4 @@ from sterna.protocol.generate import (
 
 ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | ShutdownReq
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed
+ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | SchedulingStarted | DecodeRefused | ProcessReady | ProcessFailed

@@ -30,7 +30,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/abort_request", abort_request, "End a running request; `aborted` is 0 where there is none", AbortRequest, AbortResponse
     ),
-    Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse),
+    Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse, admin=True),
     Route("GET", "/server_info", server_info, "Settings, model, engine, gauges", None, ServerInfo),
     Route("GET", "/health", health, "Liveness", None, Health),
     Route("GET", "/ready", ready, "Readiness", None, Health),
