@@ -248,7 +248,7 @@ class TokenizerManager:
         Their readers get the terminal output.
         """
         exact = rid in self._states
-        rids = {rid} if exact else {*self._fan_outs.members(rid), *self.claims.rids(rid)}
+        rids = [rid] if exact else dict.fromkeys([*self._fan_outs.members(rid), *self.claims.rids(rid)])
         found = [state for each in rids if (state := self._states.get(each)) is not None and not state.finished]
         for state in found:
             self._abort(state)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from byte_model import VOCAB_SIZE, tokenizer_json
 from model_facts import model_facts
@@ -64,7 +65,7 @@ MODEL = model_facts(vocab_size=VOCAB_SIZE, context_len=64)
 class ManagerWithFakes:
     """A ready manager; use it inside a running loop and `close` it there."""
 
-    def __init__(self, **args: int) -> None:
+    def __init__(self, **args: Any) -> None:
         self.inbox = FakeInbox()
         self.scheduler = FakeSender()
         self.manager = TokenizerManager(
@@ -87,7 +88,7 @@ def request(rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4,
     return GenerateReqInput(rid=rid, text=text, sampling_params=SamplingParams(max_new_tokens=max_new_tokens), **fields)
 
 
-def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: int) -> None:
+def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: Any) -> None:
     """Run `test` with a ready manager in a loop of its own."""
 
     async def run() -> None:
