@@ -1,4 +1,4 @@
-"""Who goes first, and that nobody waits for ever: priorities and prefixes are head starts in seconds. What order costs: nothing per turn."""
+"""Who goes first, and that nobody waits for ever: priorities and prefixes are head starts in seconds. And what order costs."""
 
 import random
 

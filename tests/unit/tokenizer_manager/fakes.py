@@ -109,3 +109,11 @@ async def settled(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0)
+
+
+def pass_time(manager: TokenizerManager, seconds: float) -> None:
+    """For deadlines it is `seconds` later from now on, and those that are over by then act."""
+    deadlines = manager.accounts.deadlines
+    clock = deadlines._clock
+    deadlines._clock = lambda: clock() + seconds
+    deadlines._fire()
