@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,8 @@ from sterna.protocol.finish import FinishAbort
 
 if TYPE_CHECKING:
     from sterna.tokenizer_manager.admission import Admission
+
+log = logging.getLogger(__name__)
 
 HEAP_SLACK = 64
 """Outdated entries that may be kept beside as many as there are valid ones."""
@@ -123,6 +126,9 @@ class Deadlines:
             reason = due.reason
             if reason is self._waiting:
                 reason = msgspec.structs.replace(reason, retry_after_s=self._retry_after_s())
-            due.admission.end(reason)
+            try:
+                due.admission.end(reason)
+            except Exception:  # the others' time is over too
+                log.exception("%s: it could not be ended", due.admission.rid)
         if self._timer is None:
             self._arm()

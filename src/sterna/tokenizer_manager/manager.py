@@ -299,8 +299,10 @@ class TokenizerManager:
         if not state.admission.begun or state.abort_sent:
             end_locally(state, reason)
         self._abort(state, reason)
-        self.accounts.deadlines.again(state.admission, reason, CUT_GRACE_S)
-        self._remove_if_done(state)
+        if state.finished:
+            self._remove_if_done(state)
+        else:
+            self.accounts.deadlines.again(state.admission, reason, CUT_GRACE_S)
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)

@@ -203,6 +203,21 @@ def test_many_deadlines_are_one_timer_and_each_ends_its_own() -> None:
     scenario(test)
 
 
+def test_a_fault_in_one_s_ending_keeps_no_other_from_his() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        await begin(group, "bad", timeout=LIMIT)
+        good = await begin(group, "good", timeout=LIMIT)
+
+        def broken(_: FinishAbort) -> None:
+            raise RuntimeError("the pipe is full")
+
+        group.manager._states["bad"].admission.on_end = broken
+        pass_time(group.manager, LIMIT)
+        assert (await end_of(good)).code == "deadline_exceeded"
+
+    scenario(test)
+
+
 def test_an_evicted_request_ends_with_429_and_its_place_is_the_newcomer_s_at_once() -> None:
     async def test(group: ManagerWithFakes) -> None:
         low = await begin(group, "low")
