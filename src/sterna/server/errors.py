@@ -97,8 +97,10 @@ def error_of(finish: FinishAbort) -> RequestError | OverloadedError | TimedOut |
         return _ENGINE[finish.code](finish.message)
     if finish.code in _REQUEST:
         return _REQUEST[finish.code](finish.message, param=finish.param)
-    if finish.status_code == 503:
-        return OverloadedError(finish.message, code=finish.code)
+    if finish.status_code in (429, 503):
+        return OverloadedError(finish.message, code=finish.code, retry_after_s=finish.retry_after_s)
+    if finish.status_code == 504:
+        return TimedOut(finish.message)
     if 400 <= finish.status_code < 500:
         return InvalidRequest(finish.message, param=finish.param, code=finish.code)
     return EngineFailure(finish.message)

@@ -43,6 +43,7 @@ class Outbox:
         self.stats: SchedulerStats | None = None
         self.started: list[str] = []
         """Rids in the order in which they left the waiting queue."""
+        self._begun: set[tuple[int, str]] = set()
         self.control: list[tuple[str | None, ToServer]] = []
 
     def to_detokenizer(self, message: BatchTokenIDOutput) -> None:
@@ -56,13 +57,17 @@ class Outbox:
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
             assert (row.times is not None) == (row.finished_reason is not None)
             rows.append(row)
+            if row.finished_reason is not None:
+                self._begun -= {key for key in self._begun if key[1] == row.rid}
 
     def to_server(self, address: str | None, message: ToServer) -> None:
         if isinstance(message, SchedulerStats):
             self.stats = message
         elif isinstance(message, SchedulingStarted):
             self.started += message.rids
-            assert len(self.started) == len(set(self.started)), "a request begins once"
+            begun = [(message.epoch, rid) for rid in message.rids]
+            assert not self._begun.intersection(begun), "a request begins once"
+            self._begun.update(begun)
         else:
             self.control.append((address, message))
 

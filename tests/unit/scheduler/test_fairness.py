@@ -4,6 +4,8 @@ import random
 
 import pytest
 
+from sterna.protocol.finish import FinishAbort
+from sterna.protocol.generate import AbortReq
 from sterna.scheduler import waiting
 from sterna.scheduler.req import Req, ReqState
 from sterna.scheduler.waiting import WaitingQueue
@@ -103,6 +105,32 @@ def test_among_those_that_came_together_lpm_goes_by_prefix_alone() -> None:
         h.send(f"warm{length}", [7] * length + [9] * 32, 1)
     h.run()
     assert h.outbox.started[2:] == ["warm224", "warm128", "warm64", "warm32", "warm0"]
+
+
+# ---- who has begun, and who ends for what ----
+
+
+@pytest.mark.usefixtures("either_way")
+def test_who_never_left_the_queue_has_not_begun_and_an_abort_says_why() -> None:
+    h = Harness(max_running_requests=1, max_queued_requests=1)
+    why = FinishAbort("over", 503, "waiting_timeout")
+    h.send("runs", [1, 2], 50)
+    h.send("waits", [3, 4], 5)
+    h.send("refused", [5, 6], 5)
+    h.turn()
+    h.turn()
+    h.inbox.messages.append(AbortReq(rid="waits", reason=why))
+    h.turn()
+    assert h.reason("waits") == why
+    assert h.outbox.started == ["runs"]
+    over = FinishAbort("over", 504, "running_timeout")
+    made = len(h.scheduler.reqs["runs"].output_ids)
+    h.inbox.messages.append(AbortReq(rid="runs", reason=over))
+    h.turn()
+    assert h.reason("runs") == over
+    assert h.output("runs") == echo([1, 2], made), "all that it had made comes before its end"
+    h.run()
+    h.assert_at_baseline()
 
 
 # ---- what order costs ----
