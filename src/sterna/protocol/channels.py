@@ -6,6 +6,8 @@ from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    LookUpOutput,
+    LookUpReq,
     OutputCredit,
     ProcessFailed,
     ProcessReady,
@@ -21,6 +23,8 @@ from sterna.protocol.generate import (
     TokenizedGenerateReqInput,
 )
 
-ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | ShutdownReq
+ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | LookUpReq | OutputCredit | ShutdownReq
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | SchedulingStarted | DecodeRefused | ProcessReady | ProcessFailed
+ToServer = (
+    BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | SchedulingStarted | DecodeRefused | ProcessReady | ProcessFailed
+)

@@ -15,13 +15,12 @@ from sterna.protocol.generate import GenerateReqInput
 from sterna.server.errors import error_of, rename_param, to_http
 from sterna.server.exchange import ClientGone, Exchange
 from sterna.server.openai.fields import usage_of
-from sterna.server.request_log import Origin, RequestLog
 from sterna.server.sse import SseStream
 from sterna.server.threads import BoundedThreads
 from sterna.tokenizer_manager.admission import Admission, Terms
 from sterna.tokenizer_manager.fan_out import JournalMerge
 from sterna.tokenizer_manager.manager import TokenizerManager
-from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, OutputDelta, aborted
 
 BYTES_PER_TOKEN = 4
 """Of a request's body, before its prompt is tokenized."""
@@ -72,9 +71,8 @@ class Places:
 class Generations:
     """Starts and reads generating requests for all surfaces. One per app."""
 
-    def __init__(self, manager: TokenizerManager, request_log: RequestLog) -> None:
+    def __init__(self, manager: TokenizerManager) -> None:
         self.manager = manager
-        self._log = request_log
 
     @asynccontextmanager
     async def run(
@@ -107,27 +105,26 @@ class Generations:
                     async with places.until_ended():
                         objs = await (manager.run_blocking if threads is None else threads.run)(convert)
                         names.enter_context(manager.named(rid, [obj.rid for obj in objs]))
-                        outputs.readers += await self._start(exchange, objs, places.admissions, user)
+                        origin = Origin(exchange.route, exchange.request_id, rid, user, objs[0].stream)
+                        outputs.readers += await self._start(exchange, objs, places.admissions, origin)
                     yield outputs
         except RequestError as error:
             raise rename_param(error, params) from None
+        except ClientGone:
+            outputs.close("client_gone")
+            raise
         finally:
             outputs.close()
             places.close()
 
     async def _start(
-        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: Sequence[Admission], user: str | None
+        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: Sequence[Admission], origin: Origin
     ) -> list[JournalReader]:
-        origin = Origin(exchange.route, exchange.request_id, user, objs[0].stream)
-        for obj in objs:
-            self._log.begin(obj.rid, origin)
         exchange.registered = True
         try:
-            return await self.manager.generate_batch(objs, admissions)
-        except BaseException as fault:
-            exchange.registered = not isinstance(fault, DuplicateRid)
-            for obj in objs:
-                self._log.drop(obj.rid, origin)
+            return await self.manager.generate_batch(objs, admissions, origin)
+        except DuplicateRid:
+            exchange.registered = False
             raise
 
 
@@ -180,11 +177,12 @@ class Outputs:
         for reader in self.readers:
             reader.mark_first_byte()
 
-    def close(self) -> None:
+    def close(self, cause: AbortCause = "request_failed") -> None:
+        """Nobody reads on; those that haven't finished end, for `cause`. Idempotent."""
         if self._merge is not None:
             self._merge.close()
         for reader in self.readers:
-            reader.close()
+            reader.close(cause)
 
 
 @dataclass(slots=True, frozen=True)

@@ -16,13 +16,15 @@ from typing import Literal, ParamSpec, TypeVar, assert_never
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
-from sterna.errors import Draining, DuplicateRid, EngineDead, EngineError, NotReady, OverloadedError, RequestError
+from sterna.errors import Draining, DuplicateRid, EngineDead, EngineError, NotReady, OverloadedError, QueueFull, RequestError
 from sterna.ipc.channel import ChannelError, Receiver, Sender
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    LiveReq,
+    LookUpOutput,
     OutputCredit,
     ProcessFailed,
     ProcessReady,
@@ -34,10 +36,11 @@ from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput,
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission, Terms
-from sterna.tokenizer_manager.control import ControlCalls
+from sterna.tokenizer_manager.control import ControlCalls, look_up
 from sterna.tokenizer_manager.fan_out import Claims, FanOuts, to_message
+from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold, note_started
-from sterna.tokenizer_manager.req_state import JournalReader, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, ReqState, RequestTimes, aborted
 from sterna.tokenizer_manager.tokenize import to_tokenized
 
 log = logging.getLogger(__name__)
@@ -84,7 +87,8 @@ class TokenizerManager:
         self.last_heard = time.monotonic()
         """When a message came last."""
         self.started_total = 0
-        self.on_finish: list[Callable[[ReqState, Outcome], None]] = []
+        self.recorder = FlightRecorder(args.flight_recorder)
+        self.on_finish: list[Callable[[ReqState, Outcome], None]] = [self.recorder.finished]
         self.ready_event = asyncio.Event()
         self.accounts = Accounts(args)
         self.claims = Claims()
@@ -97,7 +101,8 @@ class TokenizerManager:
         self._fan_outs = FanOuts()
         self._closed: set[str] = set()
         """Live rids whose reader has gone."""
-        self._control = ControlCalls()
+        self._control = ControlCalls[FlushCacheOutput]()
+        self._look_ups = ControlCalls[LookUpOutput]()
         self._credit = 0
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,7 +174,9 @@ class TokenizerManager:
         (reader,) = await self.generate_batch([obj], [admission])
         return reader
 
-    async def generate_batch(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[JournalReader]:
+    async def generate_batch(
+        self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None = None
+    ) -> list[JournalReader]:
         """Hop 3: register every member under its rid, tokenize each, dispatch all of them in one message. All or nothing.
 
         `admissions` are one per member, and taken over. The readers come in the order of `objs`; each must be closed by whoever gets them.
@@ -177,7 +184,7 @@ class TokenizerManager:
         Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about; then nothing of any is left and
         `admissions` are closed.
         """
-        states = self._register(objs, admissions)
+        states = self._register(objs, admissions, origin)
         try:
             for obj, state in zip(objs, states, strict=True):
                 if not state.finished:
@@ -185,26 +192,32 @@ class TokenizerManager:
             self._dispatch(states)
         except BaseException as fault:
             for state in states:
-                end_locally(state, state.admission.reason or _reason_of(fault))
+                reason = state.admission.reason
+                if reason is not None:
+                    self._abort(state, self._note_cut(state, reason), reason)
+                elif isinstance(fault, asyncio.CancelledError):
+                    self.recorder.note(state.rid, "aborted", "client_gone")
+                end_locally(state, _reason_of(fault))
                 self._remove(state, self._outcome(state))
             raise
         for state in states:
             state.admission.on_end = partial(self._cut, state)
         return [JournalReader(state, self._reader_closed) for state in states]
 
-    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[ReqState]:
+    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None) -> list[ReqState]:
         states: dict[str, ReqState] = {}
         for obj, admission in zip(objs, admissions, strict=True):
             if self.is_live(obj.rid) or obj.rid in states:
                 for each in admissions:
                     each.close()
                 raise _duplicate(obj.rid)
-            state = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
             admission.rid = obj.rid
-            if admission.reason is not None:
-                end_locally(state, admission.reason)
-            states[obj.rid] = state
+            states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission, origin)
         self._states |= states
+        for state in states.values():
+            self.recorder.begin(state)
+            if state.admission.reason is not None:  # aborted before it had a state
+                self._abort(state, "abort_request", state.admission.reason)
         self.started_total += len(states)
         return list(states.values())
 
@@ -251,7 +264,7 @@ class TokenizerManager:
         rids = [rid] if exact else dict.fromkeys([*self._fan_outs.members(rid), *self.claims.rids(rid)])
         found = [state for each in rids if (state := self._states.get(each)) is not None and not state.finished]
         for state in found:
-            self._abort(state)
+            self._abort(state, "abort_request")
         return len(found) + (0 if exact else self.claims.abort_unregistered(rid))
 
     def abort_all(self) -> int:
@@ -266,12 +279,22 @@ class TokenizerManager:
         self._scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
         return (await future).flushed_tokens
 
+    async def look_up(self, rids: Sequence[str]) -> dict[str, LiveReq]:
+        """What the scheduler says now of those of `rids` that it has; nothing where it doesn't answer soon. Their times follow."""
+        asked = [rid for rid in rids if (state := self._states.get(rid)) is not None and state.awaits_terminal]
+        found = await look_up(self._look_ups, self._scheduler.send, self._inbox.address, asked) if asked else {}
+        for rid, live in found.items():
+            if (state := self._states.get(rid)) is not None and not state.finished:
+                state.times.take(live.times)
+        return found
+
     def fail(self, message: str) -> None:
         """A process of the group is dead: every live request ends now, and no further one is admitted."""
         if self.failure is None:
             self.failure = message
             self.failed_event.set()
-            self._control.fail_all(EngineDead("the engine has stopped"))
+            for calls in (self._control, self._look_ups):
+                calls.fail_all(EngineDead("the engine has stopped"))
             for state in list(self._states.values()):
                 state.awaits_terminal = False
                 self._end_locally(state, FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
@@ -279,13 +302,15 @@ class TokenizerManager:
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
+            self.recorder.note(state.rid, "aborted", "shutdown")
             end_locally(state, reason)
-            self._abort(state)
+            self._abort(state, "shutdown")
             self._remove_if_done(state)
 
     # ---- endings ----
 
-    def _abort(self, state: ReqState, reason: FinishAbort = ABORTED) -> None:
+    def _abort(self, state: ReqState, cause: AbortCause, reason: FinishAbort = ABORTED) -> None:
+        self.recorder.note(state.rid, "aborted", cause)
         if not state.dispatched:
             end_locally(state, reason)
         elif not state.abort_sent:
@@ -296,22 +321,31 @@ class TokenizerManager:
         """Its time is over, or its place was given to another. What it has said comes through first, unless that takes too long."""
         if state.finished:
             return
-        if not state.admission.begun or state.abort_sent:
-            end_locally(state, reason)
-        self._abort(state, reason)
-        if state.finished:
-            self._remove_if_done(state)
-        else:
+        grace = state.admission.begun and not state.abort_sent
+        if not state.abort_sent:
+            self._abort(state, self._note_cut(state, reason), reason)
+        if grace and not state.finished:
             self.accounts.deadlines.again(state.admission, reason, CUT_GRACE_S)
+        else:
+            self._end_locally(state, reason)
+
+    def _note_cut(self, state: ReqState, reason: FinishAbort) -> AbortCause:
+        """What the recorder calls it."""
+        if reason.code == QueueFull.code:
+            return "evicted"
+        if not aborted(reason):
+            self.recorder.note(state.rid, "timeout", reason.code)
+        return "timeout"
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)
         self._remove_if_done(state)
 
-    def _reader_closed(self, state: ReqState) -> None:
+    def _reader_closed(self, state: ReqState, cause: AbortCause) -> None:
         self._closed.add(state.rid)
         if not state.finished:
-            self._abort(state)
+            state.times.reader_gone = time.monotonic()
+            self._abort(state, cause)
         self._remove_if_done(state)
 
     def _remove_if_done(self, state: ReqState) -> None:
@@ -371,6 +405,8 @@ class TokenizerManager:
                 note_started(self._states, message)
             case FlushCacheOutput():
                 self._control.answer(message)
+            case LookUpOutput():
+                self._look_ups.answer(message)
             case DecodeRefused():
                 self._abort_refused(message)
             case ProcessReady():
@@ -388,7 +424,7 @@ class TokenizerManager:
             fold(state, row, epoch, detokenized_time, now, self.itl)
         except Exception as fault:  # whatever it is, the rows behind it are other requests'
             log.error("%s: output was lost: %s", row.rid, fault, exc_info=not isinstance(fault, JournalGap))
-            self._abort(state)
+            self._abort(state, "output_lost")
             self._end_locally(state, FAULT)
             return
         if row.finished_reason is not None and epoch == state.epoch:
@@ -398,7 +434,7 @@ class TokenizerManager:
     def _abort_refused(self, refused: DecodeRefused) -> None:
         state = self._states.get(refused.rid)
         if state is not None and not state.finished and state.epoch == refused.epoch:
-            self._abort(state)
+            self._abort(state, "decode_refused")
 
     def _note_ready(self, message: ProcessReady) -> None:
         if message.epoch == self._epoch:

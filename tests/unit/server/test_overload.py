@@ -320,6 +320,7 @@ async def test_a_key_for_what_concerns_everybody() -> None:
 
         for path, body in (("/flush_cache", None), ("/abort_request", {"abort_all": True})):
             assert [await status(path, key, body) for key in (None, "key", "wrong", "admin")] == [401, 401, 401, 200]
+        assert [await status("/v1/requests", key, method="GET") for key in ("key", "admin")] == [401, 200]
         assert [await status("/abort_request", key, {"rid": "r"}) for key in (None, "key", "admin")] == [401, 200, 200]
         assert [await status("/server_info", key, method="GET") for key in (None, "key", "admin")] == [401, 200, 200]
         info = await start(engine.app, "GET", "/server_info", headers={"Authorization": "Bearer key"}).done()

@@ -14,6 +14,7 @@ from sterna.protocol.control import ProcessReady
 from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.protocol.sampling import SamplingParams
 from sterna.text.tokenizer import Tokenizer
+from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
@@ -86,6 +87,11 @@ class ManagerWithFakes:
 
 def request(rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4, **fields: object) -> GenerateReqInput:
     return GenerateReqInput(rid=rid, text=text, sampling_params=SamplingParams(max_new_tokens=max_new_tokens), **fields)
+
+
+def a_place() -> Admission:
+    """For a `ReqState` of its own."""
+    return Accounts(ServerArgs()).admit(ANY_TERMS)[0]
 
 
 def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: Any) -> None:

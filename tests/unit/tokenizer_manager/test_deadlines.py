@@ -243,3 +243,23 @@ def test_the_timer_needs_no_push() -> None:
             assert (await end_of(reader)).code == "waiting_timeout"
 
     scenario(test, waiting_timeout=0.02)
+
+
+def test_the_recorder_is_told_once_of_each_timeout_and_eviction() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        counts = group.manager.recorder.counts
+        waits, runs = await begin(group, "waits"), await begin(group, "runs", timeout=LIMIT)
+        group.inbox.put(started("runs"))
+        await settled(lambda: group.manager.accounts.queued == 1)
+        pass_time(group.manager, LIMIT)
+        pass_time(group.manager, CUT_GRACE_S)
+        for reader in (waits, runs):
+            await end_of(reader)
+        assert (counts["timeout", "waiting_timeout"], counts["timeout", "deadline_exceeded"]) == (1, 1)
+        assert counts["aborted", "timeout"] == 2
+        low = await begin(group, "low")
+        group.manager.admit(Terms(priority=1))
+        assert (await end_of(low)).code == "queue_full"
+        assert counts["aborted", "evicted"] == 1
+
+    scenario(test, waiting_timeout=LIMIT, schedule_policy="priority", max_running_requests=1, max_queued_requests=2)
