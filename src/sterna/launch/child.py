@@ -25,6 +25,7 @@ CHILD_DEFAULTS = {
     # too) then stalls every operation. Long enough to bridge a gap, no longer: docs/performance.md has the figures.
     "GOMP_SPINCOUNT": "8000",
 }
+KEY_VARIABLES = frozenset({"STERNA_API_KEY", "STERNA_ADMIN_API_KEY"})
 STOP_TIMEOUT_S = 2.0
 """For a child that was told to stop; then it is killed."""
 
@@ -75,6 +76,6 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the key, which no child needs; what the user has set wins over our defaults."""
-    inherited = {name: value for name, value in os.environ.items() if name != "STERNA_API_KEY"}
+    """Ours, without the keys, which no child needs; what the user has set wins over our defaults."""
+    inherited = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     return CHILD_DEFAULTS | inherited

@@ -69,7 +69,7 @@ class Group:
     def _start_message(self, name: str, epoch: int) -> ProcessStart:
         addresses = self._sockets.addresses
         return ProcessStart(
-            args=msgspec.structs.replace(self.args, api_key=None),
+            args=msgspec.structs.replace(self.args, api_key=None, admin_api_key=None),
             folder=str(self._folder),
             inbox=addresses[name],
             detokenizer=addresses["detokenizer"],

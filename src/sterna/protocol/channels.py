@@ -13,6 +13,7 @@ from sterna.protocol.control import (
     ProcessFailed,
     ProcessReady,
     SchedulerStats,
+    SchedulingStarted,
     ShutdownReq,
 )
 from sterna.protocol.generate import (
@@ -34,4 +35,6 @@ ToScheduler = (
     | ShutdownReq
 )
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed
+ToServer = (
+    BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | SchedulingStarted | DecodeRefused | ProcessReady | ProcessFailed
+)

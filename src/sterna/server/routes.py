@@ -27,14 +27,14 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/generate", generate, "SGLang's own generation API", GenerateBody, GenerateOutput | list[GenerateOutput], streams=True),
     Route("GET", "/v1/models", list_models, "The served model", None, ModelList),
     Route("GET", "/v1/models/{model:path}", get_model, "One model", None, ModelCard),
-    Route("GET", "/v1/requests", list_requests, "Live and recent requests, newest first", None, RequestList),
+    Route("GET", "/v1/requests", list_requests, "Live and recent requests, newest first", None, RequestList, admin=True),
     Route("GET", "/v1/requests/{rid:path}", get_request, "A request's stages and their times", None, RequestTraces),
     Route("POST", "/tokenize", tokenize, "Text to token ids", TokenizeRequest, TokenizeResponse),
     Route("POST", "/detokenize", detokenize, "Token ids to text", DetokenizeRequest, DetokenizeResponse),
     Route(
         "POST", "/abort_request", abort_request, "End a running request; `aborted` is 0 where there is none", AbortRequest, AbortResponse
     ),
-    Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse),
+    Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse, admin=True),
     Route("GET", "/server_info", server_info, "Settings, model, engine, gauges", None, ServerInfo),
     Route("GET", "/health", health, "Liveness", None, Health),
     Route("GET", "/ready", ready, "Readiness", None, Health),

@@ -19,7 +19,7 @@ import msgspec
 
 from sterna.protocol.channels import ToScheduler
 from sterna.protocol.control import NewDetokenizerReq
-from sterna.protocol.finish import ABORTED, ENGINE_CRASHED
+from sterna.protocol.finish import ABORTED, ENGINE_CRASHED, FinishAbort
 from sterna.protocol.generate import AbortReq, TokenizedGenerateReqInput
 from sterna.protocol.sampling import describe
 from sterna.tokenizer_manager.fan_out import to_message
@@ -76,9 +76,9 @@ class Recovery:
         else:
             self._send(states)
 
-    def abort(self, state: ReqState) -> None:
+    def abort(self, state: ReqState, reason: FinishAbort) -> None:
         """`state` has been dispatched."""
-        self.scheduler.send(AbortReq(rid=state.rid))
+        self.scheduler.send(AbortReq(rid=state.rid, reason=reason))
 
     def forget(self, state: ReqState) -> None:
         """`state` has ended and is removed."""
@@ -151,7 +151,7 @@ class Recovery:
                 continue
             state.dispatched = state.awaits_terminal = False
             if state.abort_sent:
-                end_locally(state, ABORTED)
+                end_locally(state, state.admission.reason or ABORTED)
                 state.abort_sent = False
             if state.finished:
                 self._remove_if_done(state)

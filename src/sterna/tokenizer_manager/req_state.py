@@ -20,21 +20,7 @@ from typing import Literal, NamedTuple
 
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
-
-
-class Admission:
-    """A place among the live requests, taken before any work is done for one. `close` gives it back, once."""
-
-    __slots__ = ("_release",)
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
-
-    def close(self) -> None:
-        if self._release is not None:
-            release, self._release = self._release, None
-            release()
-
+from sterna.tokenizer_manager.admission import Admission
 
 AbortCause = Literal["client_gone", "abort_request", "request_failed", "timeout", "evicted", "shutdown", "output_lost", "decode_refused"]
 """Why a request was told to end before its time.

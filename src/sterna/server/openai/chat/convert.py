@@ -42,6 +42,7 @@ def to_generate(
         add_special_tokens=False,
         sampling_params=params,
         stream=bool(body.stream),
+        priority=body.priority or 0,
         cache_namespace=CacheNamespace(salt=body.cache_salt or ""),
         received_time=received_time,
         templated_time=time.monotonic(),
