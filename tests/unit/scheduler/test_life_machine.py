@@ -251,7 +251,7 @@ class RequestsOfAScheduler(RuleBasedStateMachine):
             if life.hostile:
                 reason = self.ended[rid]
                 assert isinstance(reason, FinishAbort)
-                assert reason.status_code in (400, 503) or (life.aborted and reason.status_code == 499)
+                assert reason.status_code in (400, 429) or (life.aborted and reason.status_code == 499)
             else:
                 self.check_ending(rid, life)
         self.h.assert_at_baseline()

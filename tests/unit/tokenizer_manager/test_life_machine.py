@@ -21,15 +21,18 @@ from sterna.protocol.channels import ToServer
 from sterna.protocol.control import DecodeRefused, ProcessReady
 from sterna.protocol.finish import ABORTED, ENGINE_CRASHED, SHUTTING_DOWN, FinishAbort, FinishLength, FinishReason
 from sterna.protocol.generate import AbortReq, StrRow, TokenizedGenerateReqInput
+from sterna.tokenizer_manager.manager import CUT_GRACE_S
 from sterna.tokenizer_manager.req_state import JournalReader
 from sterna.tokenizer_manager.trials import PROGRESS_TOKENS
-from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request
+from unit.tokenizer_manager.fakes import ManagerWithFakes, output, pass_time, request
 
 T = TypeVar("T")
 
 ROWS, QUEUED = 2, 1
 RIDS = ["r", "r1", "r10", "q", "q2"]
 MAX_TOKENS = 8
+LIMIT_S = 1000.0
+"""Passes only where a rule says so."""
 
 SEEN: Counter[str] = Counter()
 MUST_BE_SEEN = {
@@ -46,6 +49,7 @@ MUST_BE_SEEN = {
     "replay",
     "convicted",
     "end of the group",
+    "timeout",
 }
 
 
@@ -92,7 +96,9 @@ class RequestsOfAServer(RuleBasedStateMachine):
         """Which of them was the epoch's first."""
 
     async def _begin(self) -> ManagerWithFakes:
-        return await ManagerWithFakes(max_running_requests=ROWS, max_queued_requests=QUEUED).ready()
+        return await ManagerWithFakes(
+            max_running_requests=ROWS, max_queued_requests=QUEUED, waiting_timeout=LIMIT_S, running_timeout=LIMIT_S
+        ).ready()
 
     def play(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
@@ -313,6 +319,18 @@ class RequestsOfAServer(RuleBasedStateMachine):
             for run in self.owed():
                 run.broken = True
 
+    @rule(how_likely=st.integers(0, 5))
+    def everybody_s_time_is_over(self, how_likely: int) -> None:
+        """Who waits ends at once, who runs with the scheduler's word or, where that doesn't come, without."""
+        if how_likely == 0:
+            SEEN["timeout"] += bool(self.owed())
+            pass_time(self.manager, LIMIT_S)
+            pass_time(self.manager, CUT_GRACE_S)
+            self.hear()
+            self.ended_while_held(*RIDS)
+            for run in self.owed():
+                run.broken = True
+
     @precondition(lambda self: not self.dead)
     @rule(how_likely=st.integers(0, 9))
     def crash(self, how_likely: int) -> None:
@@ -372,7 +390,7 @@ class RequestsOfAServer(RuleBasedStateMachine):
 
     @invariant()
     def places_are_given_back(self) -> None:
-        assert self.manager._admitted == self.manager.num_live <= ROWS + QUEUED
+        assert self.manager.accounts.live == self.manager.num_live <= ROWS + QUEUED
         assert self.manager.idle_event.is_set() == (self.manager.num_live == 0)
         assert self.manager._closed <= self.manager._states.keys()
 
@@ -414,7 +432,7 @@ class RequestsOfAServer(RuleBasedStateMachine):
                 self.play(self._read_what_is_there(run))
                 assert run.reason is not None, f"{run.rid} was never answered"
                 run.reader.close()
-            assert self.manager.num_live == self.manager._admitted == 0
+            assert self.manager.num_live == self.manager.accounts.live == 0
             assert not self.manager._closed
             SEEN.update(type(run.reason).__name__ for run in self.runs)
         finally:
