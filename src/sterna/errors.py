@@ -8,14 +8,18 @@ SternaError
 │  ├─ InvalidRequest         400
 │  │  ├─ UnsupportedField    400  a field that the API defines and Sterna doesn't build yet
 │  │  ├─ ContextLengthExceeded  400
-│  │  └─ DuplicateRid        400
+│  │  ├─ DuplicateRid        400
+│  │  └─ SessionFull         400  the session's own capacity
 │  ├─ AuthenticationFailed   401
 │  ├─ ModelNotFound          404
 │  ├─ RequestNotFound        404  no such route, rid or object
+│  ├─ SessionNotFound        404  no such session, or no such turn in it
 │  ├─ MethodNotAllowed       405
+│  ├─ SessionBusy            409  a turn goes on from there already
 │  └─ PayloadTooLarge        413
 ├─ OverloadedError           429/503 with Retry-After: nothing wrong with the request
 │  ├─ QueueFull              503
+│  ├─ TooManySessions        429  sessions, or their tokens, of all clients together
 │  ├─ NotReady               503  the model is still being loaded
 │  └─ Draining               503
 └─ EngineError               500/503: generic body, full log
@@ -90,6 +94,12 @@ class DuplicateRid(InvalidRequest):
     code = "duplicate_rid"
 
 
+class SessionFull(InvalidRequest):
+    """More than this session was opened for: waiting doesn't help, a larger or a new session does."""
+
+    code = "session_full"
+
+
 class AuthenticationFailed(RequestError):
     status = 401
     code = "invalid_api_key"
@@ -104,6 +114,16 @@ class ModelNotFound(RequestError):
 class RequestNotFound(RequestError):
     status = 404
     code = "not_found"
+
+
+class SessionNotFound(RequestError):
+    status = 404
+    code = "session_not_found"
+
+
+class SessionBusy(RequestError):
+    status = 409
+    code = "session_busy"
 
 
 class MethodNotAllowed(RequestError):
@@ -134,6 +154,13 @@ class OverloadedError(SternaError):
 
 class QueueFull(OverloadedError):
     code = "queue_full"
+
+
+class TooManySessions(OverloadedError):
+    """Retried when others have closed or expired."""
+
+    status = 429
+    code = "too_many_sessions"
 
 
 class NotReady(OverloadedError):

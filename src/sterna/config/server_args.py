@@ -62,6 +62,12 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens computed per step at most; a longer prompt is split; 0 never splits."""
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
     """Order of the waiting queue: first come first served, or longest cached prefix first."""
+    max_sessions: int = 1024
+    """Open sessions at most; one more gets 429 too_many_sessions."""
+    max_session_tokens: int = 8 * 1024 * 1024
+    """Tokens of all sessions together from which on no further turn begins (429 too_many_sessions); 4 bytes each."""
+    session_timeout: float = 600.0
+    """Idle seconds after which a session is forgotten, where /open_session says nothing else."""
     radix_cache: bool = True
     """Share the KV of common prefixes between requests."""
 

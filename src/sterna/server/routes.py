@@ -8,6 +8,8 @@ from sterna.server.native.control.protocol import AbortRequest, AbortResponse, F
 from sterna.server.native.control.serving import abort_request, flush_cache, server_info
 from sterna.server.native.generate.protocol import GenerateBody, GenerateOutput
 from sterna.server.native.generate.serving import generate
+from sterna.server.native.session.protocol import CloseSessionRequest, CloseSessionResponse, OpenSessionRequest
+from sterna.server.native.session.serving import close_session, open_session
 from sterna.server.native.tokenize.protocol import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from sterna.server.native.tokenize.serving import detokenize, tokenize
 from sterna.server.openai.chat.protocol import ChatCompletionBody, ChatCompletionResponse
@@ -30,6 +32,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/abort_request", abort_request, "End a running request; `aborted` is 0 where there is none", AbortRequest, AbortResponse
     ),
+    Route("POST", "/open_session", open_session, "Keep the tokens of a conversation", OpenSessionRequest, str),
+    Route("POST", "/close_session", close_session, "Forget them", CloseSessionRequest, CloseSessionResponse),
     Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse),
     Route("GET", "/server_info", server_info, "Settings, model, engine, gauges", None, ServerInfo),
     Route("GET", "/health", health, "Liveness", None, Health),

@@ -35,7 +35,8 @@ from sterna.tokenizer_manager.control import ControlCalls
 from sterna.tokenizer_manager.fan_out import FanOuts, to_message
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
 from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes, aborted
-from sterna.tokenizer_manager.tokenize import to_tokenized
+from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
+from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,14 @@ class TokenizerManager:
         """Live rids whose reader has gone."""
         self._admitted = 0
         self._capacity = min(args.max_running_requests + args.max_queued_requests, args.max_detokenizer_states)
+        self.sessions = Sessions(
+            max_sessions=args.max_sessions,
+            max_tokens=args.max_session_tokens,
+            timeout=args.session_timeout,
+            capacity=CAPACITY_CONTEXTS * model.context_len,
+            abort=self.abort_request,
+        )
+        self._leading_bos = leading_bos(tokenizer, model.bos_token_id, "" if chat_template is None else chat_template.source)
         self._control = ControlCalls()
         self._credit = 0
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
@@ -173,8 +182,8 @@ class TokenizerManager:
 
         `admissions` are one per member, and taken over. The readers come in the order of `objs`; each must be closed by whoever gets them.
         A member that is aborted before the dispatch isn't part of it: its reader says so, and the others run.
-        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about; then nothing of any is left and
-        `admissions` are closed.
+        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about, and what `Sessions.begin` and `fit` do;
+        then nothing of any is left and `admissions` are closed.
         """
         states = self._register(objs, admissions)
         try:
@@ -191,12 +200,17 @@ class TokenizerManager:
 
     def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[ReqState]:
         states: dict[str, ReqState] = {}
-        for obj, admission in zip(objs, admissions, strict=True):
-            if self.is_live(obj.rid) or obj.rid in states:
-                for each in admissions:
-                    each.close()
-                raise _duplicate(obj.rid)
-            states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
+        try:
+            for obj, admission in zip(objs, admissions, strict=True):
+                if self.is_live(obj.rid) or obj.rid in states:
+                    raise _duplicate(obj.rid)
+                states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
+            if objs[0].session is not None:  # the same for all members
+                self.sessions.begin(objs[0].session, list(states.values()))
+        except (RequestError, OverloadedError):
+            for each in admissions:
+                each.close()
+            raise
         self._states |= states
         self.started_total += len(states)
         return list(states.values())
@@ -211,7 +225,11 @@ class TokenizerManager:
             context_len=self.context_len,
             reply_to=self._inbox.address,
             epoch=self._epoch,
+            turn=state.turn,
+            leading_bos=self._leading_bos,
         )
+        if state.turn is not None:
+            tokenized = self.sessions.fit(state.turn, tokenized, asked=obj.sampling_params.max_new_tokens is not None)
         state.times.tokenized = time.monotonic()
         state.tokenized = tokenized
         state.prompt_tokens = len(tokenized.input_ids)
@@ -285,6 +303,7 @@ class TokenizerManager:
 
     def _reader_closed(self, state: ReqState) -> None:
         self._closed.add(state.rid)
+        self.sessions.settle(state.rid, gone=True)
         if not state.finished:
             self._abort(state)
         self._remove_if_done(state)
@@ -303,6 +322,7 @@ class TokenizerManager:
         del self._states[state.rid]
         self._closed.discard(state.rid)
         state.admission.close()
+        self.sessions.settle(state.rid)
         state.times.finished = time.monotonic()
         for observer in self.on_finish:
             try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
+from sterna.tokenizer_manager.session import Turn
 
 
 class Admission:
@@ -66,6 +67,8 @@ class ReqState:
     """Of the scheduler that its next row must come from."""
     admission: Admission
     """Its place among the live requests; given back when it is removed."""
+    turn: Turn | None = None
+    """Its place in a session."""
     tokenized: TokenizedGenerateReqInput | None = None
     """None until hop 3 is through."""
     dispatched: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
-from sterna.server.fields import member_rid, to_rid
+from sterna.server.fields import member_rid, to_rid, to_session
 from sterna.server.native.generate.protocol import GenerateRequest
 from sterna.server.sampling import Lengths, SamplingResolver
 
@@ -41,6 +41,7 @@ def to_generate(request: GenerateRequest, *, rids: list[str], received_time: flo
                 default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
                 stream=bool(request.body.stream),
                 cache_namespace=CacheNamespace(salt=request.body.cache_salt or ""),
+                session=to_session(request.body.session_params),
                 received_time=received_time,
             )
         )
