@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sterna.errors import DuplicateRid, InvalidRequest, RequestError, SessionBusy, SessionFull, SessionNotFound, TooManySessions
-from sterna.protocol.finish import ABORTED, FAULT, FinishLength
+from sterna.errors import DuplicateRid, InvalidRequest, SessionBusy, SessionNotFound, TooManySessions
+from sterna.protocol.finish import ABORTED, FAULT, FinishLength, FinishReason
 from unit.tokenizer_manager.session_turns import FakeJournal, Group
 
-CAPACITY = 60
-MAX_TOKENS = 90
+CAPACITY = 80
+MAX_TOKENS = 120
 TIMEOUT = 10
-SESSIONS = st.sampled_from(["s", "t"])
-RIDS = st.sampled_from([f"r{index}" for index in range(6)])
-IDS = st.lists(st.integers(0, 255), min_size=1, max_size=4)
+LENGTH = 3
+"""Output tokens at most."""
+SESSIONS = ["s", "t"]
+RIDS = [f"r{index}" for index in range(12)]
+IDS = st.lists(st.integers(0, 255), min_size=1, max_size=5)
 
 
 @dataclass
@@ -38,14 +41,15 @@ class Told:
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    journals = Bundle("journals")
-
     def __init__(self) -> None:
         super().__init__()
         self.group = Group(max_sessions=2, max_tokens=MAX_TOKENS, timeout=float(TIMEOUT), capacity=CAPACITY)
         self.idle_since: dict[str, float] = {}
         self.done: dict[tuple[str, str], Told] = {}
         self.running: dict[str, Told] = {}
+        for session in SESSIONS:
+            self.group.open(session)
+            self.idle_since[session] = 0.0
         self.live: dict[str, FakeJournal] = {}
         """Journals that have not ended, whether their session still knows them or not."""
 
@@ -74,19 +78,21 @@ class SessionsMachine(RuleBasedStateMachine):
     def _all(self, session: str) -> list[Told]:
         return [told for told in [*self.done.values(), *self.running.values()] if told.session == session]
 
+    def _running_in(self, session: str) -> list[str]:
+        return [told.name for told in self.running.values() if told.session == session]
+
     def _held(self, session: str | None = None) -> int:
         return sum(told.added + len(told.output) for told in self.done.values() if session in (None, told.session))
 
     def _refusal(self, session: str, rid: str, after: str | None, replace: bool) -> type[Exception] | None:
         if session not in self.idle_since:
             return SessionNotFound
-        running_there = self.running.get(after or "")
-        if running_there is not None and running_there.session == session:
-            if not replace or self.live[running_there.name].tokenized is None:
+        if after in self._running_in(session):
+            if not replace:
                 return SessionBusy
         elif after is not None and (session, after) not in self.done:
             return SessionNotFound
-        elif not replace and any(told.after == after and told.session == session for told in self.running.values()):
+        elif not replace and any(self.running[name].after == after for name in self._running_in(session)):
             return SessionBusy
         if (session, rid) in self.done and not (replace and rid in self._below(session, after)):
             return DuplicateRid
@@ -101,7 +107,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     # ---- what may happen ----
 
-    @rule(session=SESSIONS)
+    @rule(session=st.sampled_from(SESSIONS))
     def open(self, session: str) -> None:
         self._forget_idle()
         try:
@@ -112,7 +118,8 @@ class SessionsMachine(RuleBasedStateMachine):
             assert session not in self.idle_since
             self.idle_since[session] = self.group.now
 
-    @rule(session=SESSIONS)
+    @precondition(lambda self: len(self.done) > 3)
+    @rule(session=st.sampled_from(SESSIONS))
     def close(self, session: str) -> None:
         self._forget_idle()
         try:
@@ -122,39 +129,66 @@ class SessionsMachine(RuleBasedStateMachine):
         else:
             self._forget(session)
 
-    @rule(seconds=st.sampled_from([1, 4, 9]))
+    @rule(seconds=st.sampled_from([1, 1, 9]))
     def wait(self, seconds: int) -> None:
         self.group.now += seconds
 
-    @rule(session=SESSIONS, rid=RIDS, after=st.none() | RIDS, replace=st.booleans(), cut=st.integers(-9, 9), drop=st.booleans(), new=IDS)
-    def begin(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
-        if rid in self.live:
-            return  # the manager refuses it
+    @rule(
+        data=st.data(),
+        session=st.sampled_from(SESSIONS),
+        replace=st.sampled_from([False, False, False, False, True]),
+        cut=st.sampled_from([0, 0, 0, 0, 0, 5, 2, -1, -4, 30]),
+        drop=st.sampled_from([False, False, False, True]),
+        new=IDS,
+    )
+    def begin(self, data: st.DataObject, session: str, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
+        known = sorted(told.name for told in self._all(session))
+        after = data.draw(st.sampled_from([None, RIDS[0], *known, *known, *known]))
+        self._begin(session, self._some_rid(data, session), after, replace, cut, drop, new)
+
+    @rule(data=st.data(), session=st.sampled_from(SESSIONS), turns=st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4))
+    def converse(self, data: st.DataObject, session: str, turns: list[tuple[list[int], list[int]]]) -> None:
+        """Whole turns, one after the other."""
+        after = data.draw(st.sampled_from([None, *(name for owner, name in self.done if owner == session)]))
+        for new, output in turns:
+            rid = self._some_rid(data, session)
+            self._begin(session, rid, after, False, 0, False, new)
+            if rid not in self.live:
+                return
+            self._put(rid, output)
+            self._finish(rid, FinishLength(len(output)))
+            after = rid
+
+    def _some_rid(self, data: st.DataObject, session: str) -> str:
+        free = [rid for rid in RIDS if rid not in self.live]  # the manager refuses the others
+        unused = [rid for rid in free if (session, rid) not in self.done]
+        return data.draw(st.sampled_from([*unused, *unused, *free]))
+
+    def _begin(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
         self._forget_idle()
         expected = self._refusal(session, rid, after, replace)
         aborted = len(self.group.aborted)
-        try:
-            (journal,) = self.group.begin(rid, session=session, rid=after, replace=replace, offset=cut, drop_previous_output=drop)
-        except (RequestError, TooManySessions) as refusal:
-            assert type(refusal) is expected
+        place = {"session": session, "rid": after, "replace": replace, "offset": cut, "drop_previous_output": drop}
+        if expected is not None:
+            with pytest.raises(expected):
+                self.group.begin(rid, **place)
             assert len(self.group.aborted) == aborted
             return
-        assert expected is None
+        (journal,) = self.group.begin(rid, **place)
         self.live[rid] = journal
         if replace:
-            ended = self._replace(session, after)
-            assert sorted(self.group.aborted[aborted:]) == sorted(ended)
+            assert sorted(self.group.aborted[aborted:]) == sorted(self._replace(session, after))
         self.running[rid] = Told(session, rid, after, new, 0)
-        before = self.done[session, after] if after is not None else None
-        self._tokenize(journal, before, cut, drop)
+        self._tokenize(journal, None if after is None else self.done[session, after], cut, drop)
 
     def _replace(self, session: str, after: str | None) -> list[str]:
-        if after in self.running:
+        if after in self._running_in(session):
+            assert after is not None
             self._end(after, kept=True)
             return [after]
         below = self._below(session, after)
         self.done = {key: told for key, told in self.done.items() if key[0] != session or key[1] not in below}
-        ended = [name for name in below if name in self.running]
+        ended = [name for name in self._running_in(session) if name in below]
         for name in ended:
             self._end(name, kept=False)
         return ended
@@ -163,22 +197,17 @@ class SessionsMachine(RuleBasedStateMachine):
         told = self.running[journal.rid]
         base = [] if before is None else before.prompt if drop else before.whole
         kept = base[:cut] if cut else base
-        reserved = sum(other.turn.reserved for other in self.live.values() if other.turn and self._runs_in(other, told.session))
+        reserved = sum(other.turn.reserved for name in self._running_in(told.session) if (other := self.live[name]).turn)
         room = CAPACITY - self._held(told.session) - reserved - len(told.prompt)
-        try:
-            ids = self.group.tokenize(journal, told.prompt, max_new_tokens=3)
-        except InvalidRequest as refusal:
-            outside = before is not None and abs(cut) > len(base)
-            assert isinstance(refusal, SessionFull) == (not outside)
-            assert outside or room < 3
+        outside = before is not None and abs(cut) > len(base)
+        if outside or room < LENGTH:
+            with pytest.raises(InvalidRequest, match="outside" if outside else "the session holds"):
+                self.group.tokenize(journal, told.prompt, max_new_tokens=LENGTH)
             self._fail(journal, ABORTED)
-        else:
-            assert room >= 3
-            assert ids == kept + told.prompt
-            told.added, told.prompt = len(told.prompt), ids
-
-    def _runs_in(self, journal: FakeJournal, session: str) -> bool:
-        return journal.rid in self.running and self.running[journal.rid].session == session
+            return
+        ids = self.group.tokenize(journal, told.prompt, max_new_tokens=LENGTH)
+        assert ids == kept + told.prompt
+        told.added, told.prompt = len(told.prompt), ids
 
     def _fail(self, journal: FakeJournal, reason: object) -> None:
         journal.finished_reason = reason
@@ -187,25 +216,26 @@ class SessionsMachine(RuleBasedStateMachine):
         self._end(journal.rid, kept=False)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), token=st.integers(0, 255))
-    def generate(self, data: st.DataObject, token: int) -> None:
-        journal = self.live[data.draw(st.sampled_from(sorted(self.live)))]
-        if len(journal.output_ids) < 3:
-            journal.output_ids.append(token)
-            if journal.rid in self.running:
-                self.running[journal.rid].output.append(token)
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 255), min_size=1, max_size=2))
+    def generate(self, data: st.DataObject, tokens: list[int]) -> None:
+        self._put(data.draw(st.sampled_from(sorted(self.live))), tokens)
+
+    def _put(self, rid: str, tokens: list[int]) -> None:
+        journal = self.live[rid]
+        tokens = tokens[: LENGTH - len(journal.output_ids)]
+        journal.output_ids += tokens
+        if rid in self.running:
+            self.running[rid].output += tokens
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), reason=st.sampled_from([FinishLength(3), ABORTED, FAULT]), noticed=st.booleans())
-    def finish(self, data: st.DataObject, reason: object, noticed: bool) -> None:
-        """`noticed` or not: the session finds out by itself. (When it was idle since, it takes the moment at which it looks.)"""
-        journal = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
-        journal.finished_reason = reason
-        if noticed:
-            self.group.sessions.settle(journal.rid)
-        else:
-            assert self.group.sessions.num_tokens >= 0
-        self._end(journal.rid, kept=isinstance(reason, FinishLength))
+    @rule(data=st.data(), reason=st.sampled_from([FinishLength(3), FinishLength(3), FinishLength(3), ABORTED, FAULT]))
+    def finish(self, data: st.DataObject, reason: FinishReason) -> None:
+        """Nobody tells the session."""
+        self._finish(data.draw(st.sampled_from(sorted(self.live))), reason)
+
+    def _finish(self, rid: str, reason: FinishReason) -> None:
+        self.live.pop(rid).finished_reason = reason
+        self._end(rid, kept=isinstance(reason, FinishLength))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -231,4 +261,4 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 TestSessionsMachine = SessionsMachine.TestCase
-TestSessionsMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestSessionsMachine.settings = settings(max_examples=80, stateful_step_count=50)
