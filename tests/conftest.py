@@ -1,4 +1,5 @@
-"""For every test: NumPy's BLAS on one thread, and tests that are coroutines run in an event loop of their own.
+"""For every test: NumPy's BLAS on one thread, no deadline for an example of a property (it holds on slow machines too), and tests that are
+coroutines run in an event loop of their own.
 
 BLAS's threads wait by spinning, which on a busy machine makes small products many times slower.
 """
@@ -11,6 +12,10 @@ import asyncio
 import inspect
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_speed")
 
 
 @pytest.hookimpl(tryfirst=True)

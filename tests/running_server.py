@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -20,13 +21,24 @@ import openai
 ROOT = Path(__file__).parents[1]
 
 
+PROMPTLY_S = 60.0
+"""Far above what takes a moment anywhere, on a machine that is busy with other things too, and far below a hang."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Any of those that systems give to no outgoing connection: nothing else takes it before the server does."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = PROMPTLY_S) -> Any:
     """Poll what another process owns until it is true; its value. Fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -50,15 +62,15 @@ class RunningServer:
         with log.open("wb") as stream:
             self.process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=log.parent)
 
-    def wait_ready(self, timeout_s: float = 60.0) -> RunningServer:
+    def wait_ready(self) -> RunningServer:
         def ready() -> bool:
             assert self.process.poll() is None, f"the server ended:\n{self.read_log()}"
             try:
-                return httpx.get(self.url + "/ready").status_code == 200
+                return self.get("/ready").status_code == 200
             except httpx.TransportError:
                 return False
 
-        until(ready, timeout_s)
+        until(ready)
         return self
 
     def read_log(self) -> str:
@@ -79,21 +91,27 @@ class RunningServer:
         return found
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, **options)
+        http = openai.DefaultHttpxClient(verify=False)
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, http_client=http, **options)
+
+    # Without `verify=False` each call reads all of the system's certificates, which takes longer than the request.
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=PROMPTLY_S, verify=False)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=120, **options)
+        return httpx.post(self.url + path, json=body, timeout=2 * PROMPTLY_S, verify=False, **options)
 
     def metrics(self) -> dict[str, float]:
         """Samples of /metrics, by `name{labels}`."""
         samples = {}
-        for line in httpx.get(self.url + "/metrics").text.splitlines():
+        for line in self.get("/metrics").text.splitlines():
             if line and not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 samples[name] = float(value)
         return samples
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = PROMPTLY_S) -> int:
         """SIGTERM; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

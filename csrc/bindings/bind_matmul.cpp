@@ -99,7 +99,13 @@ struct Rows {
     FlushSubnormals flush;
     for (size_t r = 0; r < size_t(rows); r++) {
       uint8_t* row = memory.data() + r * stride;
-      w.quant == Quant::kBf16 ? kernels.to_bf16(x + r * size_t(w.cols), w.cols, row) : kernels.quantize(x + r * size_t(w.cols), w.cols, true, row);
+      const float* from = x + r * size_t(w.cols);
+      if (w.quant == Quant::kBf16) {
+        kernels.to_bf16(from, w.cols, row);
+      } else {
+        kernels.quantize(from, w.cols, row);
+        kernels.refine(from, w.cols, row);
+      }
     }
   }
   Activations view(const Matrix& w) const { return {memory.data(), stride, w.cols}; }
@@ -173,7 +179,7 @@ double time_matmul(const std::string& isa, const FormTuple& form, int rows, int 
   return best / copies;
 }
 
-nb::tuple quantize(const std::string& isa, const Floats<1>& x, bool refine) {
+nb::tuple quantize(const std::string& isa, const Floats<1>& x) {
   const Kernels& kernels = table(isa);
   require(x.size() > 0 && x.size() <= 1 << 24, "x has between 1 and 2**24 elements");
   const int cols = int(x.size());
@@ -181,10 +187,11 @@ nb::tuple quantize(const std::string& isa, const Floats<1>& x, bool refine) {
   const Aligned row(Activations::int8_stride(cols));
   {
     FlushSubnormals flush;
-    kernels.quantize(x.data(), cols, refine, row.data());
+    kernels.quantize(x.data(), cols, row.data());
+    kernels.refine(x.data(), cols, row.data());
   }
   const ActivationGroup* all_groups = reinterpret_cast<const ActivationGroup*>(row.data());
-  const int32_t* which = reinterpret_cast<const int32_t*>(all_groups + groups + most_refined(int(groups)));
+  const int32_t* which = Activations::refined(row.data(), cols);
   const size_t num_refined = size_t(std::find(which, which + most_refined(int(groups)), kNoGroup) - which), count = groups + num_refined;
   auto refined = array<int32_t>({num_refined});
   std::copy(which, which + num_refined, refined.data());
@@ -242,8 +249,7 @@ void bind_matmul(nb::module_& m) {
               "x[M][cols] to y[M][padded_rows]; form = (quant, has_min, float32_scales, scale_group)");
   kernels.def("time_matmul", &time_matmul, "isa"_a, "form"_a, "rows"_a, "cols"_a, "num_rows"_a, "copies"_a, "threads"_a, "rounds"_a,
               "Processor seconds of a product in the slowest thread");
-  kernels.def("quantize", &quantize, "isa"_a, "x"_a, "refine"_a = true,
-              "(refined[R], q[groups + R][32], d, s, s16, zero_int4, zero_int8, zero_int8_16): the groups, and then those that refine some");
+  kernels.def("quantize", &quantize, "isa"_a, "x"_a, "(refined[R], q[groups + R][32], d, s, s16, zero_int4, zero_int8, zero_int8_16): the groups, and then those that refine some");
   kernels.def("to_bf16", &to_bf16, "isa"_a, "x"_a, "Padded to whole groups of 32");
   kernels.def("dequantize_row", &dequantize_row, "isa"_a, "form"_a, "rows"_a, "cols"_a, "data"_a, "row"_a, "Padded to whole groups of 32");
   kernels.def("matrix_bytes", &matrix_bytes, "form"_a, "rows"_a, "cols"_a);

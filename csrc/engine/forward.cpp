@@ -300,9 +300,9 @@ void Forward::keep_sampled(const Step& step) {
   }
 }
 
-void Forward::gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, int rows, int first_block, int blocks, float* out, int thread) {
+void Forward::gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, int rows, int first_block, int blocks, Inputs& to, int thread) {
   Scratch& scratch = scratch_[thread];
-  const size_t width = size_t(blocks) * kBlockRows, stride = padded(mlp.gate);
+  const size_t width = size_t(blocks) * kBlockRows;
   float* gate = scratch.gate.reserve(width * rows);
   float* up = scratch.up.reserve(width * rows);
   // `matmul` addresses y by row and block; these tiles hold neither the rows nor the blocks before.
@@ -313,7 +313,8 @@ void Forward::gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, in
   for (int r = 0; r < rows; ++r) {
     if (mlp.gate.bias != nullptr) kernels_.add(gate + r * width, mlp.gate.bias + column, columns);
     if (mlp.up.bias != nullptr) kernels_.add(up + r * width, mlp.up.bias + column, columns);
-    kernels_.gated(gate + r * width, up + r * width, columns, mlp.activation, out + (first_row + r) * stride + column);
+    kernels_.gated(gate + r * width, up + r * width, columns, mlp.activation, gate + r * width);
+    to.set_columns(kernels_, first_row + r, column, gate + r * width, columns);
   }
 }
 
@@ -323,14 +324,12 @@ void Forward::mlp(const Layer& layer, int tokens) {
   const int tile = std::min(tokens, kGatedTileRows), tiles = (tokens + tile - 1) / tile;
   const int per_item = std::min(blocks_per_item(blocks, threads_.size(), tiles), 4);
   const int groups = (blocks + per_item - 1) / per_item;
-  const size_t ff_stride = padded(mlp.gate), stride = padded(mlp.down);
-  float* ff = ff_.reserve(ff_stride * tokens);
+  const size_t stride = padded(mlp.down);
+  inputs_.reserve(tokens, mlp.intermediate, Rounding::kPlain, {&mlp.down.weight});
   threads_.each(int64_t(tiles) * groups, [&](int64_t i, int thread) {
     const int row = int(i / groups) * tile, block = int(i % groups) * per_item;
-    gated(mlp, hidden_inputs_, row, std::min(tile, tokens - row), block, std::min(per_item, blocks - block), ff, thread);
+    gated(mlp, hidden_inputs_, row, std::min(tile, tokens - row), block, std::min(per_item, blocks - block), inputs_, thread);
   });
-  inputs_.reserve(tokens, mlp.intermediate, Rounding::kPlain, {&mlp.down.weight});
-  each_token(tokens, [&](int64_t t, int) { inputs_.set(kernels_, int(t), ff + t * ff_stride); });
   products({{&mlp.down, &inputs_, y_.reserve(stride * tokens), stride}}, tokens);
   each_token(tokens, [&](int64_t t, int) { add_residual(layer, layer.mlp_post_norm, y_.get() + t * stride, x_.get() + t * hidden); });
 }

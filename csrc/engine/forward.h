@@ -62,7 +62,7 @@ class Forward {
   void mlp(const Layer& layer, int tokens);
   void mixture(const Layer& layer, int tokens);
   void route(const Mixture& mixture, int tokens);
-  void gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, int rows, int first_block, int blocks, float* out, int thread);
+  void gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, int rows, int first_block, int blocks, Inputs& to, int thread);
   void head(const Sink& sink);
 
   // x += residual_scale * post_norm(y), for one token.
@@ -87,7 +87,7 @@ class Forward {
 
   std::vector<int32_t> row_of_token_;
   std::vector<int32_t> sampled_;  // rows of the step that want a sample
-  Buffer<float> x_, qkv_, mixed_, y_, ff_, logits_, partials_;
+  Buffer<float> x_, qkv_, mixed_, y_, logits_, partials_;
   Buffer<uint16_t> queries_;
   std::vector<Buffer<float>> angles_;  // per rope: [token][half] cosines and then [token][half] sines
   Inputs inputs_, hidden_inputs_, expert_inputs_;

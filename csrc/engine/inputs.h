@@ -26,8 +26,15 @@ class Inputs {
   }
 
   void set(const Kernels& kernels, int row, const float* x) {
-    if (int8_) kernels.quantize(x, cols_, refine_, int8_rows_.get() + Activations::int8_stride(cols_) * size_t(row));
-    if (bf16_) kernels.to_bf16(x, cols_, bf16_rows_.get() + Activations::bf16_stride(cols_) * size_t(row));
+    set_columns(kernels, row, 0, x, cols_);
+    if (int8_ && refine_) kernels.refine(x, cols_, int8_row(row));
+  }
+
+  // Columns `column` .. + count of a row that isn't refined; `column` is a multiple of kGroup, and so is count, or they are the last ones.
+  void set_columns(const Kernels& kernels, int row, int column, const float* x, int count) {
+    if (int8_) kernels.quantize(x, count, int8_row(row) + size_t(column / kGroup) * sizeof(ActivationGroup));
+    if (int8_ && column == 0) *Activations::refined(int8_row(row), cols_) = kNoGroup;
+    if (bf16_) kernels.to_bf16(x, count, bf16_rows_.get() + Activations::bf16_stride(cols_) * size_t(row) + size_t(column) * 2);
   }
 
   // Row `row` of these becomes row `from` of `other`, which holds all forms that this one is reserved for.
@@ -43,6 +50,8 @@ class Inputs {
   }
 
  private:
+  uint8_t* int8_row(int row) { return int8_rows_.get() + Activations::int8_stride(cols_) * size_t(row); }
+
   int cols_ = 0;
   bool refine_ = false, int8_ = false, bf16_ = false;
   Buffer<uint8_t> int8_rows_, bf16_rows_;

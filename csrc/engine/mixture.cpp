@@ -61,15 +61,13 @@ void Forward::mixture(const Layer& layer, int tokens) {
         for (int b = 0; b < blocks; b += per_item)
           items.push_back({e, row, std::min(tile, expert_rows_[e + 1] - row), b, std::min(per_item, blocks - b)});
   };
-  const size_t ff_stride = size_t(shape.gate.weight.padded_rows()), stride = size_t(shape.down.weight.padded_rows());
-  float* ff = ff_.reserve(ff_stride * rows);
+  const size_t stride = size_t(shape.down.weight.padded_rows());
+  inputs_.reserve(rows, shape.intermediate, Rounding::kPlain, {&shape.down.weight});
   deal(shape.gate.weight.blocks(), 4, 64);
   threads_.each(int64_t(items.size()), [&](int64_t i, int thread) {
     const Item& item = items[i];
-    gated(mixture.experts[item.expert], expert_inputs_, item.first_row, item.rows, item.block, item.blocks, ff, thread);
+    gated(mixture.experts[item.expert], expert_inputs_, item.first_row, item.rows, item.block, item.blocks, inputs_, thread);
   });
-  inputs_.reserve(rows, shape.intermediate, Rounding::kPlain, {&shape.down.weight});
-  each_token(rows, [&](int64_t r, int) { inputs_.set(kernels_, int(r), ff + r * ff_stride); });
   float* out = expert_out_.reserve(stride * rows);
   deal(shape.down.weight.blocks(), 8, 128);
   threads_.each(int64_t(items.size()), [&](int64_t i, int) {

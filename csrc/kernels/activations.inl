@@ -24,22 +24,25 @@ static void quantize_group(const float* x, int count, ActivationGroup& out) {
   out.zero_int8 = -128 * int32_t(sums[0] + sums[1]);
 }
 
-static void quantize(const float* x, int cols, bool refine, uint8_t* row) {
+static void quantize(const float* x, int cols, uint8_t* groups) {
+  ActivationGroup* out = reinterpret_cast<ActivationGroup*>(groups);
+  for (int column = 0; column < cols; column += kGroup) quantize_group(x + column, cols - column, *out++);
+}
+
+static void refine(const float* x, int cols, uint8_t* row) {
   const int groups = (cols + kGroup - 1) / kGroup, most = most_refined(groups);
-  ActivationGroup *out = reinterpret_cast<ActivationGroup*>(row), *refinement = out + groups;
-  int32_t* refined = reinterpret_cast<int32_t*>(refinement + most);
+  const ActivationGroup* of = reinterpret_cast<const ActivationGroup*>(row);
+  ActivationGroup* refinement = reinterpret_cast<ActivationGroup*>(row) + groups;
+  int32_t* refined = Activations::refined(row, cols);
   float squares = 0.0f;
-  for (int g = 0; g < groups; g++) {
-    quantize_group(x + g * kGroup, cols - g * kGroup, out[g]);
-    squares += out[g].d * out[g].d;
-  }
+  for (int g = 0; g < groups; g++) squares += of[g].d * of[g].d;
   const float limit = squares / float(groups) * float(kRefineAbove);
   int count = 0;
-  for (int g = 0; refine && g < groups && count < most; g++) {
-    if (!(out[g].d * out[g].d > limit)) continue;
+  for (int g = 0; g < groups && count < most; g++) {
+    if (!(of[g].d * of[g].d > limit)) continue;
     const int columns = cols - g * kGroup < kGroup ? cols - g * kGroup : kGroup;
     float rest[kGroup];
-    for (int c = 0; c < columns; c++) rest[c] = x[g * kGroup + c] - out[g].d * float(out[g].q[c]);
+    for (int c = 0; c < columns; c++) rest[c] = x[g * kGroup + c] - of[g].d * float(of[g].q[c]);
     quantize_group(rest, columns, refinement[count]);
     refined[count++] = g;
   }
@@ -115,6 +118,7 @@ static void dequantize_row(const Matrix& w, int row, float* out) {
 
 static void fill_activations(Kernels& k) {
   k.quantize = quantize;
+  k.refine = refine;
   k.to_bf16 = to_bf16;
   k.dequantize_row = dequantize_row;
 }

@@ -90,8 +90,9 @@ struct Kernels {
   bool portable_bf16;  // bfloat16 products in the order above
 
   // ---- activations for `matmul` ----
-  void (*quantize)(const float* x, int cols, bool refine, uint8_t* row);  // a row of Activations, int8; not refined: no group of it is
-  void (*to_bf16)(const float* x, int cols, uint8_t* row);                // a row of Activations, bfloat16
+  void (*quantize)(const float* x, int cols, uint8_t* groups);  // the groups of a row of int8 Activations, or of whole groups of it
+  void (*refine)(const float* x, int cols, uint8_t* row);       // the refinements of a row whose groups are there
+  void (*to_bf16)(const float* x, int cols, uint8_t* row);      // a row of Activations, bfloat16, or some columns of it from an even one on
 
   // y[r * y_stride + 16 * b + i] = row 16 * b + i of W x, for rows r of x in first_row .. + num_rows and blocks b of w in first_block .. + num_blocks.
   // Rows of y hold padded_rows() (the padding's outputs are zero, or NaN where x is). x as w.quant asks. int formats: per group ascending, and then

@@ -64,7 +64,7 @@ struct alignas(64) ActivationGroup {
 };
 
 // In the stream between layers a few channels are many times larger than all others; a group that holds one is rounded as coarsely, and such groups
-// make most of a row's error. So in rows that ask for it a group whose d^2 is more than kRefineAbove times the row's mean of d^2 is refined: what rounding left over of it
+// make most of a row's error. So in rows that are refined (others end their list of refinements at once) a group whose d^2 is more than kRefineAbove times the row's mean of d^2 is refined: what rounding left over of it
 // (x - d * q, two roundings) is quantized as a group once more, and adds to the dot product as one. The mean is (sum of d^2, ascending) / groups, in
 // float32; d^2 or a sum beyond float32 refines nothing, nor does a NaN. Fewer than groups / kRefineAbove can be so large.
 constexpr int kRefineAbove = 4;
@@ -80,6 +80,11 @@ struct Activations {
   size_t stride = 0;              // bytes from row to row
   int32_t cols = 0;
 
+  // The row's groups that are refined.
+  STERNA_INLINE static int32_t* refined(uint8_t* int8_row, int cols) {
+    const int groups = (cols + kGroup - 1) / kGroup;
+    return reinterpret_cast<int32_t*>(int8_row + size_t(groups + most_refined(groups)) * sizeof(ActivationGroup));
+  }
   STERNA_INLINE static size_t int8_stride(int cols) {
     const int groups = (cols + kGroup - 1) / kGroup, refined = most_refined(groups);
     const size_t lines = size_t(groups + refined) + (size_t(refined + 1) * sizeof(int32_t) + 63) / 64;

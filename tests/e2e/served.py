@@ -13,7 +13,7 @@ import httpx
 import openai
 
 from e2e.reference import Reference
-from running_server import RunningServer
+from running_server import RunningServer, until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -85,7 +85,7 @@ class Client:
     def __init__(self, server: RunningServer) -> None:
         self.server = server
         self.sdk = server.openai()
-        self._http = httpx.Client(base_url=server.url, timeout=120)
+        self._http = httpx.Client(base_url=server.url, timeout=120, verify=False)
 
     def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Reply:
         body = {"model": MODEL, "messages": messages, "temperature": 0, **_body(options)}
@@ -114,6 +114,11 @@ class Client:
     def close(self) -> None:
         self.sdk.close()
         self._http.close()
+
+    def flush(self) -> None:
+        """Empty the cache, once those that have gone hold nothing of it."""
+        until(lambda: self.server.metrics()["sterna_kv_used_tokens"] == self.server.metrics()["sterna_requests_running"] == 0)
+        assert self.server.post("/flush_cache", {}).status_code == 200
 
     @contextmanager
     def crowd(self, size: int) -> Iterator[None]:

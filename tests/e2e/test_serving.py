@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from e2e.engine import THREADS
@@ -92,7 +91,7 @@ def test_sixty_four_clients_at_once_each_get_what_transformers_says(client: Clie
 def test_a_prompt_is_answered_alike_alone_in_a_crowd_cold_and_warm(client: Client, fast: Any) -> None:
     known = max(CHATS, key=lambda known: len(known.prompt_ids))
     expected = shown(fast, known.answer[:16])
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     replies = [client.chat(known.messages, max_tokens=16, stream=stream) for stream in (False, True)]
     with client.crowd(15):
         replies += [client.chat(known.messages, max_tokens=16, stream=stream) for stream in (False, True)]
@@ -301,7 +300,7 @@ def test_a_last_message_that_is_continued_is_what_transformers_renders(client: C
 
 def test_the_server_says_which_model_it_is_and_how_exact(client: Client) -> None:
     assert [model.id for model in client.sdk.models.list()] == ["smollm2"]
-    info = httpx.get(client.server.url + "/server_info").json()
+    info = client.server.get("/server_info").json()
     assert info["processes"]["scheduler"]["dtype"] == "float32"
     assert info["processes"]["scheduler"]["exactness"] == "token"
 

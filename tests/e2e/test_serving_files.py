@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest, tiny: TinyModels, tmp_path_factory: p
 
 @pytest.fixture(scope="module")
 def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
         yield client
 
 

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from e2e.engine import THREADS
@@ -37,7 +36,7 @@ def say(client: Client, known: Known, **options: Any) -> Reply:
 
 
 def test_the_default_executor_is_native_and_says_all_that_it_chose(client: Client) -> None:
-    info = httpx.get(client.server.url + "/server_info").json()["processes"]["scheduler"]
+    info = client.server.get("/server_info").json()["processes"]["scheduler"]
     assert (info["executor"], info["exactness"], info["quantization"], info["threads"]) == ("native", "bitwise", "none", THREADS)
     assert info["isa"] in info["isas_available"].split(", ")
     assert info["kv_bytes"] >= 16384 * info["kv_bytes_per_token"] > 0
@@ -49,9 +48,9 @@ def test_the_default_executor_is_native_and_says_all_that_it_chose(client: Clien
 
 def test_sixteen_at_once_are_each_answered_as_alone_streamed_and_not(client: Client) -> None:
     crowd = KNOWN[:: len(KNOWN) // 16][:16]
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     alone = [say(client, known) for known in crowd]
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     together = at_once(lambda index: say(client, crowd[index], stream=index % 2 == 0), range(16))
     again = at_once(lambda index: say(client, crowd[index], stream=index % 2 == 1), range(16))
     for first, second, third in zip(alone, together, again, strict=True):
@@ -73,7 +72,7 @@ def test_a_seed_repeats_its_text_in_a_crowd_and_two_seeds_differ(client: Client)
 
 def test_a_prompt_is_answered_alike_cold_and_warm(client: Client) -> None:
     known = max(CHATS, key=lambda known: len(known.prompt_ids))
-    assert client.server.post("/flush_cache", {}).status_code == 200
+    client.flush()
     cold, warm = say(client, known), say(client, known, stream=True)
     assert cold.text == warm.text
     assert cold.usage.prompt_tokens_details.cached_tokens == 0

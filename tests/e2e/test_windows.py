@@ -53,14 +53,14 @@ def test_a_prefix_that_lost_its_windows_is_found_where_they_are_and_made_whole_a
     under_test = engine(tiny, model, page_size=page_size)
     cache = under_test.scheduler.ledger.cache
     (first,) = under_test.run(Ask(ids(160), 1))
-    everything = Ask([*ids(160), *ids(5, seed=1)], LONG)
+    everything = Ask([*ids(160), *ids(5, seed=1)], 2 * WINDOW)
     lost: set[int] = set()
     for _ in range(3):
         for group in window_groups(under_test):
             # The beginning goes first: half of what there is, and then not enough is left to go on from the end.
             cache.evict(group, cache.evictable(group) - (2 * page_size if lost else WINDOW + 2 * page_size))
         under_test.spoil()
-        shorter = Ask([*ids(160)[:90], *ids(5, seed=2)], LONG)
+        shorter = Ask([*ids(160)[:90], *ids(5, seed=2)], 2 * WINDOW)
         answers = [*under_test.run(shorter), *under_test.run(everything), *under_test.run(everything)]
         check(tiny, model, [shorter, everything, everything], answers)
         lost.add(answers[0].cached_tokens)

@@ -5,17 +5,15 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from running_server import RunningServer, running_server, until
+from running_server import PROMPTLY_S, RunningServer, running_server, until
 
 PROMPT = "echo me until I hang up. "
 
@@ -27,16 +25,21 @@ def idle(server: RunningServer) -> bool:
     return all(samples[name] == 0 for name in names)
 
 
+def went_to_the_end(server: RunningServer) -> float:
+    """Requests so far that nobody ended but they themselves."""
+    return server.metrics()['sterna_requests_total{outcome="ok"}']
+
+
 def open_stream(server: RunningServer, body: dict[str, Any]) -> socket.socket:
     """A raw connection that has sent a streaming request: the test decides when it goes."""
-    data = json.dumps({"model": "bytes", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True} | body).encode()
+    data = json.dumps({"model": "bytes", "prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True} | body).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
     return connection
 
 
 def read_until(connection: socket.socket, marker: bytes) -> bytes:
-    connection.settimeout(20)
+    connection.settimeout(PROMPTLY_S)
     seen = b""
     while marker not in seen:
         chunk = connection.recv(65536)
@@ -63,7 +66,7 @@ def drop_while_waiting(server: RunningServer) -> None:
     queued = open_stream(server, {})
     until(lambda: server.metrics()["sterna_scheduler_waiting"] == 1)
     queued.close()
-    until(lambda: server.metrics()["sterna_scheduler_waiting"] == 0, 2)
+    until(lambda: server.metrics()["sterna_scheduler_waiting"] == 0)
     assert server.metrics()["sterna_scheduler_running"] == 4
     for stream in streams:
         stream.close()
@@ -87,8 +90,10 @@ def drop_without_streaming(server: RunningServer) -> None:
 )
 def test_a_client_that_goes_leaves_nothing_behind(slow_server: RunningServer, drop: Callable[[RunningServer], None]) -> None:
     until(lambda: idle(slow_server))
+    before = went_to_the_end(slow_server)
     drop(slow_server)
-    until(lambda: idle(slow_server), 5)
+    until(lambda: idle(slow_server))
+    assert went_to_the_end(slow_server) - before <= (drop is drop_after_the_last_token_unread)
     answer = slow_server.post("/v1/completions", {"model": "bytes", "prompt": PROMPT, "max_tokens": 10})
     assert answer.json()["choices"][0]["text"] == PROMPT[:10]
 
@@ -98,6 +103,7 @@ def test_dropping_one_stream_touches_no_other(slow_server: RunningServer) -> Non
         body = {"model": "bytes", "prompt": f"{index} {PROMPT}", "max_tokens": 200, "ignore_eos": True}
         return str(slow_server.post("/v1/completions", body).json()["choices"][0]["text"])
 
+    before = went_to_the_end(slow_server)
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(survivor, index) for index in range(2)]
         for _ in range(10):
@@ -105,7 +111,8 @@ def test_dropping_one_stream_touches_no_other(slow_server: RunningServer) -> Non
         for index, future in enumerate(futures):
             prompt = f"{index} {PROMPT}"
             assert future.result() == (prompt * 20)[:200]
-    until(lambda: idle(slow_server), 5)
+    until(lambda: idle(slow_server))
+    assert went_to_the_end(slow_server) - before == 2
 
 
 def test_outcomes_reconcile(slow_server: RunningServer) -> None:
@@ -134,7 +141,9 @@ def test_an_abort_by_rid_ends_exactly_that_one(slow_server: RunningServer) -> No
 
 
 def scripted(model: Path, log: Path, *flags: str) -> Any:
-    return running_server(model, "--executor", "scripted", "--executor-options", "step_ms=10", *flags, log=log)
+    """What it serves takes longer than `PROMPTLY_S`, 4,000 tokens do, and so does its patience: what ends sooner has been ended."""
+    flags = ("--executor", "scripted", "--executor-options", "step_ms=20", "--drain-timeout", "600", *flags)
+    return running_server(model, *flags, log=log)
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
@@ -147,7 +156,7 @@ def test_a_killed_child_is_told_to_every_client_and_ends_the_group(byte_model: P
         def consume() -> None:
             with server.openai() as client:
                 try:
-                    for _ in client.completions.create(model="bytes", prompt=PROMPT, max_tokens=3000, stream=True):
+                    for _ in client.completions.create(model="bytes", prompt=PROMPT, max_tokens=4000, stream=True):
                         started.release()
                 except openai.APIError as fault:
                     faults.append(fault)
@@ -158,16 +167,14 @@ def test_a_killed_child_is_told_to_every_client_and_ends_the_group(byte_model: P
             thread.start()
         for _ in threads:
             started.acquire()
-        killed = time.monotonic()
         os.kill(children[victim], signal.SIGKILL)
-        assert server.process.wait(10) == 1
-        assert time.monotonic() - killed < 5, server.read_log()
+        assert server.process.wait(PROMPTLY_S) == 1
         for thread in threads:
-            thread.join(5)
+            thread.join(PROMPTLY_S)
         assert len(faults) == 3
         assert f"the {victim} process died" in server.read_log()
         for pid in children.values():
-            until(lambda pid=pid: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_text(), 5)
+            until(lambda pid=pid: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_text())
 
 
 def test_a_killed_parent_leaves_no_orphan(byte_model: Path, tmp_path: Path) -> None:
@@ -176,7 +183,7 @@ def test_a_killed_parent_leaves_no_orphan(byte_model: Path, tmp_path: Path) -> N
         server.process.kill()
         server.process.wait()
         for pid in children.values():
-            until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 2)
+            until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
 
 
 def test_sigterm_refuses_new_work_and_lets_streams_finish(byte_model: Path, tmp_path: Path) -> None:
@@ -184,7 +191,7 @@ def test_sigterm_refuses_new_work_and_lets_streams_finish(byte_model: Path, tmp_
         stream = open_stream(server, {"max_tokens": 150})
         read_until(stream, b"data: ")
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        until(lambda: server.get("/ready").status_code == 503)
         refused = server.post("/v1/completions", {"model": "bytes", "prompt": "x", "max_tokens": 1})
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
@@ -192,7 +199,7 @@ def test_sigterm_refuses_new_work_and_lets_streams_finish(byte_model: Path, tmp_
         with stream:
             seen = read_until(stream, b"[DONE]")
         assert b'"finish_reason":"length"' in seen
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PROMPTLY_S) == 0
 
 
 def test_a_sigterm_to_every_process_of_the_group_drains_as_one_to_the_parent(byte_model: Path, tmp_path: Path) -> None:
@@ -205,7 +212,7 @@ def test_a_sigterm_to_every_process_of_the_group_drains_as_one_to_the_parent(byt
         with stream:
             seen = read_until(stream, b"[DONE]")
         assert b'"finish_reason":"length"' in seen
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PROMPTLY_S) == 0
 
 
 def test_a_child_that_dies_while_draining_ends_what_is_left_at_once(byte_model: Path, tmp_path: Path) -> None:
@@ -214,13 +221,11 @@ def test_a_child_that_dies_while_draining_ends_what_is_left_at_once(byte_model: 
         read_until(stream, b"data: ")
         children = server.children()
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        until(lambda: server.get("/ready").status_code == 503)
         os.kill(children["scheduler"], signal.SIGKILL)
-        killed = time.monotonic()
         with stream:
             assert b"engine_dead" in read_until(stream, b'"error"') + stream.recv(65536)
-        assert server.process.wait(10) == 1
-        assert time.monotonic() - killed < 5, server.read_log()
+        assert server.process.wait(PROMPTLY_S) == 1
 
 
 def test_what_outlives_the_drain_timeout_ends_with_an_error_event(byte_model: Path, tmp_path: Path) -> None:
@@ -231,7 +236,7 @@ def test_what_outlives_the_drain_timeout_ends_with_an_error_event(byte_model: Pa
         with stream:
             seen = read_until(stream, b'"error"')
         assert b"draining" in seen
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PROMPTLY_S) == 0
 
 
 def test_a_second_signal_ends_the_drain(byte_model: Path, tmp_path: Path) -> None:
@@ -239,9 +244,9 @@ def test_a_second_signal_ends_the_drain(byte_model: Path, tmp_path: Path) -> Non
         stream = open_stream(server, {"max_tokens": 4000})
         read_until(stream, b"data: ")
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        until(lambda: server.get("/ready").status_code == 503)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PROMPTLY_S) == 0
         stream.close()
 
 

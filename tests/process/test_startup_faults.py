@@ -6,14 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from running_server import RunningServer
+from running_server import PROMPTLY_S, RunningServer
 from tiny_gguf import write_gguf
-
-PROMPTLY_S = 60
-"""Far above what a start takes anywhere, and far below a hang."""
 
 
 def nonsense_options(byte_model: Path, scratch: Path) -> tuple[Path, list[str], str]:
@@ -109,4 +105,4 @@ def test_a_second_start_on_a_port_leaves_the_first_serving(byte_model: Path, tmp
     assert second.process.wait(PROMPTLY_S) == 1
     assert f":{fast_server.port}" in second.read_log()
     assert "Traceback" not in second.read_log()
-    assert httpx.get(fast_server.url + "/ready").status_code == 200
+    assert fast_server.get("/ready").status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from sterna.models.weights import WeightIndex, index_for_gguf, index_for_hf
 from sterna.text.facts import TextFacts, text_facts_from_folder, text_facts_from_gguf
 from sterna.text.gguf_tokenizer import tokenizer_json_from_gguf
 from sterna.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def _parts_of_folder(path: Path, context_length: int | None) -> _Parts:
         spec=spec,
         weights=index_for_hf(spec, family, tensors),
         context_len=context_len,
-        tokenizer_json=_tokenizer_json_of_folder(path),
+        tokenizer_json=_without_strangers(_tokenizer_json_of_folder(path), spec.vocab_size),
         stated_tokens=0,  # a tokenizer.json says no number besides its tokens
         text=text_facts_from_folder(path),
         generation=generation.from_hf(_json_object(generation_file) if generation_file.is_file() else {}),
@@ -136,6 +139,21 @@ def _tokens(parts: _Parts) -> int:
     tokenizer = Tokenizer.from_json(parts.tokenizer_json)
     around = tokenizer.encode("", add_special_tokens=True)
     return max(tokenizer.vocab_size, parts.stated_tokens, max(around, default=-1) + 1)
+
+
+def _without_strangers(tokenizer_json: str, rows: int) -> str:
+    """Without the special tokens that were added beyond the embedding's rows. They are a larger sibling's (Gemma 3 1B, which reads text
+    only, lists the token that stands for a picture): the model can't be fed them, and a text that spells one is text. Others beyond it
+    stay, to be refused."""
+    if Tokenizer.from_json(tokenizer_json).vocab_size <= rows:
+        return tokenizer_json
+    document = json.loads(tokenizer_json)
+    added = document.get("added_tokens", [])
+    strangers = [token for token in added if token["id"] >= rows and token["special"]]
+    for token in strangers:
+        log.warning("the tokenizer's special token %r (id %d) is left out: the embedding has %d rows", token["content"], token["id"], rows)
+    document["added_tokens"] = [token for token in added if token not in strangers]
+    return json.dumps(document, ensure_ascii=False)
 
 
 def _dominating_dtype(weights: WeightIndex) -> str:

@@ -94,7 +94,7 @@ def test_what_falls_behind_a_window_is_not_read_again(variant: str, chunk: int) 
     driver = Driver(tiny_executor(variant, **slots))
     row = driver.add(PROMPT)
     neighbour = driver.add(PROMPT[:30], SEEDED)
-    expected = reference(variant, 6 * WINDOW)
+    expected = reference(variant, 3 * WINDOW)
     while len(row.output) < len(expected):
         driver.step([(each, min(chunk, len(each.tokens) - each.computed)) for each in (neighbour, row)])
     assert row.output == expected

@@ -40,8 +40,8 @@ def obtained(h: Harness) -> list[int]:
 def test_what_a_request_holds_does_not_grow_with_its_length(chunk: int, page_size: int, reuse: int, radix_cache: bool) -> None:
     options = f"windows=0:{WINDOW},reuse_generated_kv={reuse}"
     h = Harness(page_size=page_size, chunked_prefill_size=chunk, options=options, radix_cache=radix_cache)
-    prompt = prompt_of(0, 150)
-    h.send("a", prompt, 150)
+    prompt = prompt_of(0, 4 * WINDOW)
+    h.send("a", prompt, 4 * WINDOW)
     most = 0
     while True:
         h.turn()
@@ -50,7 +50,7 @@ def test_what_a_request_holds_does_not_grow_with_its_length(chunk: int, page_siz
         most = max(most, held(h, "a"))
         assert obtained(h)[1] == held(h, "a")
     assert WINDOW - 1 <= most <= most_window_tokens(WINDOW, chunk or len(prompt), page_size)
-    assert h.output("a") == echo(prompt, 150)
+    assert h.output("a") == echo(prompt, 4 * WINDOW)
     h.assert_at_baseline()
 
 

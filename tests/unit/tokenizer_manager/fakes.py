@@ -105,6 +105,6 @@ def output(*rows: StrRow, epoch: int = 1) -> BatchStrOutput:
 
 
 async def settled(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from sterna.executor.native import _native
+
+if "STERNA_SANITIZED" in os.environ:
+    # What `make sanitize` says would be worth nothing if the installed engine had been found first.
+    assert Path(_native.__file__).parent == Path(os.environ["STERNA_SANITIZED"]), _native.__file__
+
 ROOT = Path(__file__).parents[4]
 CMAKE = (sys.executable, "-m", "cmake")
 

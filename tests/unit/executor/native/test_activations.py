@@ -101,9 +101,6 @@ def test_a_refined_group_has_its_numbers_to_sixteen_bits(isa: str) -> None:
     x[64:96] *= 50
     refined, q, d, *_ = kernels.quantize(isa, x)
     assert refined.tolist() == [2]
-    plain = kernels.quantize(isa, x, refine=False)
-    assert plain[0].tolist() == []
-    np.testing.assert_array_equal(plain[1], q[:18])
     known = [d[i].astype(np.float64) * q[i] for i in (2, 18)]
     largest = np.abs(x[64:96]).max()
     assert np.abs(known[0] - x[64:96]).max() > largest / 2**9

@@ -1,4 +1,6 @@
-"""Tokens and logprobs of small models, to the bit, on every instruction set and on another architecture, in an emulator."""
+"""A program that is built for these tests. Its tokens and logprobs of small models, to the bit, on every instruction set and on another
+architecture, in an emulator; and its object files: those of one instruction set give nothing away but their table, for the linker could
+else bring their instructions to all callers."""
 
 from __future__ import annotations
 
@@ -47,3 +49,30 @@ def test_models_give_the_same_bits_on_every_instruction_set(here: dict[str, dict
 def test_aarch64_gives_the_same_bits(here: dict[str, dict[str, str]], tmp_path: Path) -> None:
     crossed = build(tmp_path, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={CROSS_COMPILER}")
     assert digests(EMULATOR, str(crossed)) == {"portable": here["portable"]}
+
+
+@pytest.fixture(scope="module")
+def objects(program: Path) -> list[Path]:
+    found = sorted(program.parent.rglob("isa_*.o"))
+    assert "isa_portable.cpp.o" in {path.name for path in found}
+    return found
+
+
+def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
+    """(type, demangled name) of each symbol."""
+    out = subprocess.run(["nm", "-C", *options, str(path)], check=True, capture_output=True, text=True).stdout
+    return [(kind, name) for line in out.splitlines() for kind, name in [line[17:].split(" ", 1)]]
+
+
+def test_objects_of_an_instruction_set_export_their_table_and_nothing_else(objects: list[Path]) -> None:
+    for path in objects:
+        isa = path.name.removeprefix("isa_").split(".", 1)[0]
+        exported = [name for _, name in symbols(path, "--defined-only", "--extern-only")]
+        assert exported == [f"sterna::make_kernels_{isa}(sterna::Kernels&)"], path
+
+
+def test_objects_of_an_instruction_set_need_nothing_but_c(objects: list[Path]) -> None:
+    """No C++ library: what it has inline would be emitted here. Names of the compiler's own runtime begin with underscores."""
+    for path in objects:
+        needed = {name for _, name in symbols(path, "--undefined-only") if not name.startswith("_")}
+        assert needed <= {"memset", "memcpy", "fmaf", "sqrtf"}, path
