@@ -323,6 +323,7 @@ class TokenizerManager:
         self._closed.discard(state.rid)
         state.admission.close()
         self.sessions.settle(state.rid)
+        state.turn = None
         state.times.finished = time.monotonic()
         for observer in self.on_finish:
             try:

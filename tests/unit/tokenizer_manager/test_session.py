@@ -73,6 +73,11 @@ def test_an_offset_outside_of_the_context_is_refused(group: Group, offset: int) 
     assert caught.value.param == "session_params.offset"
 
 
+def test_at_the_beginning_there_is_nothing_to_cut(group: Group) -> None:
+    """SGLang's clients send `offset: -1` with every turn, the first one too."""
+    assert group.turn("c", [8], [], offset=-1, drop_previous_output=True) == [8]
+
+
 def test_a_leading_bos_is_dropped_where_something_stands_before_it() -> None:
     group = Group()
     group.open()
