@@ -93,9 +93,8 @@ class Generations:
         try:
             return await self.manager.generate_batch(objs, admissions)
         except BaseException as fault:
-            exchange.registered = not isinstance(fault, DuplicateRid)
-            for obj in objs:
-                self._log.drop(obj.rid, origin)
+            refused = [self._log.drop(obj.rid, origin) for obj in objs]
+            exchange.registered = not any(refused) and not isinstance(fault, DuplicateRid)
             raise
 
 

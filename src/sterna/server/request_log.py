@@ -36,10 +36,12 @@ class RequestLog:
         """Call before the manager hears of `rid`. A rid that is live already keeps its origin: the manager will refuse the second one."""
         self._origins.setdefault(rid, origin)
 
-    def drop(self, rid: str, origin: Origin) -> None:
-        """The manager has refused it unregistered."""
-        if self._origins.get(rid) is origin:
-            del self._origins[rid]
+    def drop(self, rid: str, origin: Origin) -> bool:
+        """It has not begun. Whether that was still to be said: what the manager had registered has been logged at its end."""
+        if self._origins.get(rid) is not origin:
+            return False
+        del self._origins[rid]
+        return True
 
     def finished(self, state: ReqState, outcome: Outcome) -> None:
         origin = self._origins.pop(state.rid, None)

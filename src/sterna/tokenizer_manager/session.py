@@ -17,12 +17,13 @@ from typing import NamedTuple, Protocol
 from sterna.errors import DuplicateRid, InvalidRequest, SessionBusy, SessionFull, SessionNotFound
 from sterna.protocol.finish import FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.generate import SessionTurn, TokenizedGenerateReqInput
-from sterna.protocol.sampling import SamplingParams
 from sterna.text.incremental import DecodeStatus, prompt_tail_of
 from sterna.text.tokenizer import Tokenizer
 
 MAX_TURNS = 1024
 """Of one session, finished and in flight."""
+MAX_TURNS_OF_ALL = 1 << 16
+"""Finished turns of all sessions together: a turn of a few tokens takes half a kilobyte."""
 MAX_FAILED = 64
 """Failed turns of a session that are remembered by name, for a better message."""
 
@@ -42,6 +43,14 @@ class Journal(Protocol):
     def finished_reason(self) -> FinishReason | None: ...
 
 
+class TextRules(NamedTuple):
+    """What an output's text depends on besides its ids; from its `SamplingParams`, whose stops and biases nobody needs any more."""
+
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    no_stop_trim: bool
+
+
 @dataclass(slots=True, frozen=True, eq=False)
 class Node:
     """A finished turn."""
@@ -55,7 +64,7 @@ class Node:
     output: array[int]
     ending: FinishReason | None
     """None where a `replace` cut it off."""
-    params: SamplingParams
+    text_rules: TextRules
 
     @property
     def prompt_len(self) -> int:
@@ -127,7 +136,9 @@ class Turn:
         tokenized = self.journal.tokenized
         assert tokenized is not None, "a turn without a prompt ends as a failure"
         added = array("i", tokenized.input_ids[self.kept :])
-        return Node(self.rid, self.parent, self.kept, added, array("i", self.journal.output_ids), ending, tokenized.sampling_params)
+        params = tokenized.sampling_params
+        rules = TextRules(params.skip_special_tokens, params.spaces_between_special_tokens, params.no_stop_trim)
+        return Node(self.rid, self.parent, self.kept, added, array("i", self.journal.output_ids), ending, rules)
 
 
 def _cut(length: int, offset: int) -> int:
@@ -141,16 +152,16 @@ def without_stop(node: Node, tokenizer: Tokenizer) -> tuple[int, str]:
 
     There is such a text where a stop string begins inside a token. A stop that the client asked to have left in the text is text.
     """
-    ending, params = node.ending, node.params
-    if isinstance(ending, FinishMatchedToken) and (ending.is_eos or not params.no_stop_trim):
+    ending, rules = node.ending, node.text_rules
+    if isinstance(ending, FinishMatchedToken) and (ending.is_eos or not rules.no_stop_trim):
         return node.context_len - 1, ""
-    if not isinstance(ending, FinishMatchedStr) or params.no_stop_trim:
+    if not isinstance(ending, FinishMatchedStr) or rules.no_stop_trim:
         return node.context_len, ""
     status = DecodeStatus(
         tokenizer,
         prompt_tail_of(tokenizer, node.prefix(node.prompt_len)),
-        skip_special_tokens=params.skip_special_tokens,
-        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        skip_special_tokens=rules.skip_special_tokens,
+        spaces_between_special_tokens=rules.spaces_between_special_tokens,
     )
     tokens = chars = 0
     pieces: list[str] = []

@@ -19,7 +19,7 @@ import msgspec
 
 from sterna.errors import InvalidRequest, SessionFull, SessionNotFound, TooManySessions
 from sterna.protocol.generate import SessionTurn, TokenizedGenerateReqInput
-from sterna.tokenizer_manager.session import Journal, Node, Session, Turn, failed
+from sterna.tokenizer_manager.session import MAX_TURNS_OF_ALL, Journal, Node, Session, Turn, failed
 
 CAPACITY_CONTEXTS = 16
 """Capacity of a session that was opened without one, in contexts of the model: room for branches."""
@@ -52,6 +52,7 @@ class Sessions:
         """A heap: no session expires before its entry; one that has been used since gets a later entry when this one comes up."""
         self._order = itertools.count()
         self._tokens = 0
+        self._nodes = 0
 
     # ---- clients ----
 
@@ -98,12 +99,12 @@ class Sessions:
         """
         session = self._find(params.id, "session_params.id")
         plan = session.plan(params, [journal.rid for journal in journals])
-        if self._tokens >= self._max_tokens:
-            raise TooManySessions("the open sessions hold as many tokens as they may", code="too_many_session_tokens")
+        if self._tokens >= self._max_tokens or self._nodes >= MAX_TURNS_OF_ALL:
+            raise TooManySessions("the open sessions hold as many tokens or turns as they may", code="too_many_session_tokens")
         parent = plan.parent
         for node in plan.dropped:
             del session.nodes[node.rid]
-            self._count(session, -node.size)
+            self._count(session, -1, -node.size)
         if plan.interrupted is not None:
             self._release(plan.interrupted)
             parent = plan.interrupted.to_node(None)
@@ -172,11 +173,12 @@ class Sessions:
     def _add(self, session: Session, node: Node) -> None:
         session.nodes[node.rid] = node
         session.failed.pop(node.rid, None)
-        self._count(session, node.size)
+        self._count(session, 1, node.size)
 
-    def _count(self, session: Session, tokens: int) -> None:
+    def _count(self, session: Session, nodes: int, tokens: int) -> None:
         session.tokens += tokens
         self._tokens += tokens
+        self._nodes += nodes
 
     def _release(self, turn: Turn) -> None:
         del self._turns[turn.rid]
@@ -185,7 +187,7 @@ class Sessions:
     def _close(self, session: Session) -> None:
         for turn in list(session.turns.values()):
             self._release(turn)
-        self._count(session, -session.tokens)
+        self._count(session, -len(session.nodes), -session.tokens)
         session.nodes.clear()
         session.closed = True
         del self._sessions[session.id]

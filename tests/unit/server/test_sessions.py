@@ -1,6 +1,8 @@
 """Sessions over HTTP. The engine is a script; its tokens are bytes."""
 
 import asyncio
+import json
+import logging
 from typing import Any
 
 import pytest
@@ -280,6 +282,24 @@ async def test_everything_of_a_new_session_is_optional(body: Any) -> None:
 async def test_null_is_no_session(path: str) -> None:
     async with running() as engine:
         assert (await post(engine.app, path, {**ASK[path], "session_params": None})).status == 200
+
+
+async def test_each_request_has_one_log_line_the_refused_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="sterna.request")
+    async with running(context_len=512) as engine:
+        session = await opened(engine, capacity=20)
+        await turn(engine, GENERATE, {"id": session}, rid="a")
+        await turn(engine, GENERATE, {"id": "never"}, rid="b")
+        await turn(engine, GENERATE, {"id": session}, rid="a")
+        await turn(engine, GENERATE, {"id": session, "rid": "a"}, text=["x", "y"], sampling_params={"max_new_tokens": 5})
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [(line["outcome"], line["code"]) for line in lines] == [
+        ("ok", None),
+        ("refused", "session_not_found"),
+        ("refused", "duplicate_rid"),
+        ("error", "session_full"),
+        ("error", "session_full"),
+    ]
 
 
 async def test_sessions_need_the_key() -> None:

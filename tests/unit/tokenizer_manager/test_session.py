@@ -14,7 +14,7 @@ from sterna.errors import (
     TooManySessions,
 )
 from sterna.protocol.finish import ABORTED, FAULT, FinishMatchedStr, FinishMatchedToken
-from sterna.tokenizer_manager import session
+from sterna.tokenizer_manager import session, sessions
 from unit.tokenizer_manager.session_turns import CONTEXT_LEN, FakeJournal, Group
 
 END = FinishMatchedToken(IM_END, True)
@@ -308,6 +308,20 @@ def test_turns_of_a_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(SessionFull):
         group.begin("f")
     assert group.turn("f", [1], [], replace=True) == [1]
+
+
+def test_turns_of_all_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_TURNS_OF_ALL", 2)
+    group = Group()
+    group.open("s")
+    group.open("t")
+    group.turn("a", [1], [])
+    group.turn("b", [1], [], rid="a")
+    group.sessions.settle("b")
+    with pytest.raises(TooManySessions):
+        group.begin("c", session="t")
+    group.sessions.close("s")
+    assert group.turn("c", [1], [], session="t") == [1]
 
 
 def test_the_whole_context_counts_against_the_model_s() -> None:

@@ -253,6 +253,7 @@ class SessionsMachine(RuleBasedStateMachine):
         assert sessions.num_open == len(self.idle_since)
         assert sessions.num_tokens == self._held()
         assert {(session.id, name) for session in sessions._sessions.values() for name in session.nodes} == self.done.keys()
+        assert sessions._nodes == len(self.done)
         assert sessions._turns.keys() == self.running.keys()
         for session in sessions._sessions.values():
             assert session.tokens + sum(turn.reserved for turn in session.turns.values()) <= CAPACITY
