@@ -84,6 +84,18 @@ async def test_a_chat_without_a_previous_answer_closes_an_empty_one() -> None:
         assert seen(engine, "c") == b"[u]hi[a]hello[u]hi[a]"
 
 
+async def test_an_answer_that_was_cut_off_is_written_on_without_anything_new() -> None:
+    async with running(context_len=512) as engine:
+        session = await opened(engine)
+        await turn(engine, CHAT, {"id": session}, rid="a")
+        assert (await turn(engine, COMPLETIONS, {"id": session, "rid": "a"}, prompt="", rid="b")).status == 200
+        assert (await turn(engine, GENERATE, {"id": session, "rid": "b"}, text="", rid="c")).status == 200
+        assert seen(engine, "b") == b"[u]hi[a]hello world"
+        assert seen(engine, "c") == b"[u]hi[a]hello worldhello world"
+        empty = await turn(engine, COMPLETIONS, {"id": session}, prompt="")
+        assert (empty.status, empty.error["param"]) == (400, "prompt")
+
+
 async def test_a_leading_bos_is_dropped_where_a_context_stands_before_it() -> None:
     async with running(context_len=512) as engine:
         engine.manager._leading_bos = BOS  # this model's facts name none
