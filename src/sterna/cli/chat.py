@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from sterna.cli.client import DEFAULT_URL, ServerClient, printable
 from sterna.errors import StartupError
 
 HELP = "/new forgets the conversation, /system TEXT sets the system message, /exit leaves (so does Ctrl-D); Ctrl-C stops an answer"
@@ -54,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sterna chat", description="Talk to a running server.")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server is [http://127.0.0.1:8000]")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"where the server is [{DEFAULT_URL}]")
     parser.add_argument("--model", help="one of /v1/models (default: its first)")
     parser.add_argument("--system", help="system message")
     parser.add_argument("--temperature", type=float)
@@ -62,14 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--api-key", help="also from STERNA_API_KEY")
     return parser
-
-
-def printable(text: str) -> str:
-    """`text` without what a terminal would obey: every control character but newline and tab.
-
-    Without its escape character a control sequence is plain text, so nothing has to be remembered from one piece to the next.
-    """
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
 
 
 class Conversation:
@@ -115,19 +105,11 @@ def _answer(client: ChatClient, body: dict[str, Any], console: Console) -> str |
     return "".join(pieces)
 
 
-class ChatClient:
-    """As much of HTTP and SSE as a conversation needs, from the standard library: starting takes no time."""
-
-    def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StartupError(f"not an http address: {url}")
-        self._url = url
-        self._parts = parts
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+class ChatClient(ServerClient):
+    """The conversation's side of the API."""
 
     def first_model(self) -> str:
-        with self._request("GET", "/v1/models", None) as response:
+        with self.request("GET", "/v1/models") as response:
             return str(json.load(response)["data"][0]["id"])
 
     def stream_chat(self, body: dict[str, Any]) -> Iterator[str]:
@@ -135,7 +117,7 @@ class ChatClient:
 
         Raises StartupError with the server's message.
         """
-        with self._request("POST", "/v1/chat/completions", body | {"stream": True}) as response:
+        with self.request("POST", "/v1/chat/completions", body | {"stream": True}) as response:
             for line in response:
                 if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
                     continue
@@ -145,24 +127,3 @@ class ChatClient:
                 for choice in event["choices"]:
                     if choice["delta"].get("content"):
                         yield choice["delta"]["content"]
-
-    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        assert self._parts.hostname is not None
-        connection = kind(self._parts.hostname, self._parts.port)
-        try:
-            connection.request(method, self._parts.path.rstrip("/") + path, None if body is None else json.dumps(body), self._headers)
-            response = connection.getresponse()
-        except OSError as fault:
-            raise StartupError(f"no server at {self._url} ({fault.strerror or fault}); start one with: sterna serve") from fault
-        if response.status != 200:
-            raise StartupError(_error_message(response))
-        return response
-
-
-def _error_message(response: http.client.HTTPResponse) -> str:
-    text = response.read().decode("utf-8", "replace")
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status}: {text[:200]}"

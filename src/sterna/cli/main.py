@@ -12,6 +12,7 @@ from sterna.errors import StartupError
 COMMANDS = {
     "serve": ("sterna.cli.serve", "serve a model over HTTP"),
     "chat": ("sterna.cli.chat", "talk to a running server in the terminal"),
+    "trace": ("sterna.cli.trace", "show what became of a request, and when"),
     "pull": ("sterna.cli.pull", "fetch a model into the cache"),
     "cache": ("sterna.cli.cache", "list and clear what is kept on disk"),
 }

@@ -25,6 +25,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "sse_keep_alive": (0.01, 3600),
     "sse_commit_after": (0, 3600),
     "drain_timeout": (0, 86_400),
+    "flight_recorder": (0, 16_384),
     "stream_interval": (1, 65536),
 }
 

@@ -87,5 +87,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which a stream's status line goes out even if nothing is ready yet."""
     drain_timeout: float = 30.0
     """Seconds that SIGTERM leaves to running requests."""
+    flight_recorder: int = 1024
+    """Ended requests whose stages are kept for /v1/requests and `sterna trace`; 0 keeps none."""
     stream_interval: int = 1
     """Tokens between two outputs of a stream."""

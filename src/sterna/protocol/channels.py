@@ -6,6 +6,8 @@ from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    LookUpOutput,
+    LookUpReq,
     OutputCredit,
     ProcessFailed,
     ProcessReady,
@@ -20,6 +22,6 @@ from sterna.protocol.generate import (
     TokenizedGenerateReqInput,
 )
 
-ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | OutputCredit | ShutdownReq
+ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | LookUpReq | OutputCredit | ShutdownReq
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed
+ToServer = BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+from sterna.protocol.generate import SchedulerTimes
 
 
 class FlushCacheReq(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache"):
@@ -15,6 +19,31 @@ class FlushCacheReq(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache"
 class FlushCacheOutput(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache_output"):
     control_id: int
     flushed_tokens: int
+
+
+class LookUpReq(msgspec.Struct, frozen=True, kw_only=True, tag="look_up"):
+    """Where are these live requests? For whoever watches one: the gauges don't grow with the number of requests."""
+
+    control_id: int
+    reply_to: str
+    rids: list[str]
+
+
+class LiveReq(msgspec.Struct, frozen=True, array_like=True):
+    """A live request as the scheduler knows it at this moment."""
+
+    rid: str
+    state: Literal["waiting", "prefill", "running"]
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    times: SchedulerTimes
+
+
+class LookUpOutput(msgspec.Struct, frozen=True, kw_only=True, tag="look_up_output"):
+    control_id: int
+    reqs: list[LiveReq]
+    """Those of the asked that are alive."""
 
 
 class OutputCredit(msgspec.Struct, frozen=True, kw_only=True, tag="credit"):

@@ -7,6 +7,8 @@ Times are seconds of CLOCK_MONOTONIC, which all processes of a machine share.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from sterna.protocol.finish import FinishReason
@@ -104,8 +106,17 @@ class AbortReq(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     rid: str
 
 
+class SchedulerMark(msgspec.Struct, frozen=True, array_like=True):
+    """One transition of a request inside the scheduler that may happen more than once."""
+
+    at: float
+    kind: Literal["chunk", "retracted", "readmitted"]
+    tokens: int
+    """Tokens whose KV is there: behind a chunk, when it was retracted, and found in the cache when it was readmitted."""
+
+
 class SchedulerTimes(msgspec.Struct, frozen=True, array_like=True):
-    """What the scheduler saw; on a request's terminal row."""
+    """What the scheduler saw; on a request's first row and on its terminal row, never per token."""
 
     received: float
     first_scheduled: float | None
@@ -114,6 +125,12 @@ class SchedulerTimes(msgspec.Struct, frozen=True, array_like=True):
     retractions: int = 0
     chunks: int = 0
     """Prefill chunks run."""
+    marks: tuple[SchedulerMark, ...] = ()
+    """In order of time, `MAX_MARKS` at most: of more, the first half and the latest."""
+
+
+MAX_MARKS = 32
+"""Of one request; what happened oftener is only counted."""
 
 
 class DecodeOpening(msgspec.Struct, frozen=True, array_like=True):

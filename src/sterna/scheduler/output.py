@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
+from sterna.protocol.control import LiveReq
 from sterna.protocol.finish import FAULT, FinishAbort
 from sterna.protocol.generate import BatchTokenIDOutput, DecodeOpening, SchedulerTimes, TokenIDRow, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
-from sterna.scheduler.req import Req
+from sterna.scheduler.req import Req, ReqState
 from sterna.text.incremental import PROMPT_TAIL_TOKENS
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,24 @@ def refusal_row(obj: TokenizedGenerateReqInput, reason: FinishAbort, received: f
     return TokenIDRow(obj.rid, len(obj.resume_output_ids), [], reason, opening, SchedulerTimes(received, None, None, None))
 
 
+_NAMES: dict[ReqState, Literal["waiting", "prefill", "running"]] = {
+    ReqState.WAITING: "waiting",
+    ReqState.PREFILL: "prefill",
+    ReqState.RUNNING: "running",
+}
+
+
+def live_req(req: Req) -> LiveReq:
+    """For `LookUpOutput`. `req` hasn't finished."""
+    return LiveReq(req.rid, _NAMES[req.state], req.num_prompt, req.cached_tokens, len(req.output_ids), req.times())
+
+
 def _row(req: Req) -> TokenIDRow:
     start = req.num_sent
     ids = req.output_ids[start:]
     if req.opened and req.finished_reason is None:
         return TokenIDRow(req.rid, start, ids)
-    times = req.times() if req.finished_reason is not None else None
-    return TokenIDRow(req.rid, start, ids, req.finished_reason, None if req.opened else _opening(req), times)
+    return TokenIDRow(req.rid, start, ids, req.finished_reason, None if req.opened else _opening(req), req.times())
 
 
 def _bare_opening(params: SamplingParams, reply_to: str, prompt_tokens: int) -> DecodeOpening:

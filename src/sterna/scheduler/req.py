@@ -15,7 +15,7 @@ import numpy as np
 
 from sterna.mem_cache.allocator import Int32Array, Int64Array
 from sterna.protocol.finish import FinishReason
-from sterna.protocol.generate import CacheNamespace, SchedulerTimes
+from sterna.protocol.generate import MAX_MARKS, CacheNamespace, SchedulerMark, SchedulerTimes
 from sterna.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Req:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    marks: list[SchedulerMark] = field(default_factory=list)
 
     @property
     def num_prompt(self) -> int:
@@ -101,7 +102,19 @@ class Req:
         ids = self.prompt_ids if length <= self.num_prompt else self.all_ids()
         return ids[:length].astype(np.int64)
 
+    def mark(self, mark: SchedulerMark) -> None:
+        """For the flight recorder. Where they are too many the middle ones go: how it began and what came last say most."""
+        if len(self.marks) == MAX_MARKS:
+            del self.marks[MAX_MARKS // 2]
+        self.marks.append(mark)
+
     def times(self) -> SchedulerTimes:
         return SchedulerTimes(
-            self.received_time, self.first_scheduled_time, self.first_token_time, self.last_token_time, self.retractions, self.chunks
+            self.received_time,
+            self.first_scheduled_time,
+            self.first_token_time,
+            self.last_token_time,
+            self.retractions,
+            self.chunks,
+            tuple(self.marks),
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sterna.executor.base import STATUS_OK, StepOutput
 from sterna.mem_cache.allocator import Int32Array
 from sterna.protocol.finish import FAULT, FinishReason
+from sterna.protocol.generate import SchedulerMark
 from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
 from sterna.scheduler.decode import Decodes, RunningBatch
 from sterna.scheduler.finish import INVALID_LOGITS, check_finished
@@ -140,6 +141,7 @@ class ResultTaker:
         is_last = chunk.is_last
         req.kv_len = chunk.end
         req.chunks += 1
+        req.mark(SchedulerMark(now, "chunk", chunk.end))
         self._ledger.cache_computed(req, in_flight=in_flight.uses(req))
         self._ledger.free_behind([req], [chunk.end])
         if not is_last:

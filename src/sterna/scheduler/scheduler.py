@@ -17,12 +17,13 @@ import numpy as np
 from sterna.executor.base import Executor
 from sterna.ipc.channel import ChannelError
 from sterna.protocol.channels import ToScheduler, ToServer
-from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, OutputCredit, ShutdownReq
+from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, LookUpOutput, LookUpReq, OutputCredit, ShutdownReq
 from sterna.protocol.finish import ABORTED, FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishReason
 from sterna.protocol.generate import (
     AbortReq,
     BatchTokenIDOutput,
     BatchTokenizedGenerateReqInput,
+    SchedulerMark,
     TokenIDRow,
     TokenizedGenerateReqInput,
 )
@@ -32,7 +33,7 @@ from sterna.scheduler.finish import DOES_NOT_FIT, SUSPECT
 from sterna.scheduler.intake import IntakeLimits, Refusal, to_req
 from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
 from sterna.scheduler.kv import KVLedger
-from sterna.scheduler.output import mark_sent, refusal_row, to_token_id_output
+from sterna.scheduler.output import live_req, mark_sent, refusal_row, to_token_id_output
 from sterna.scheduler.prefill import Prefill
 from sterna.scheduler.req import Req, ReqState
 from sterna.scheduler.results import StepResult
@@ -181,6 +182,9 @@ class Scheduler:
             case FlushCacheReq():
                 flushed = self.ledger.cache.flush()
                 self._outbox.to_server(message.reply_to, FlushCacheOutput(control_id=message.control_id, flushed_tokens=flushed))
+            case LookUpReq():
+                found = [live_req(req) for rid in message.rids if (req := self.reqs.get(rid)) is not None]
+                self._outbox.to_server(message.reply_to, LookUpOutput(control_id=message.control_id, reqs=found))
             case OutputCredit():
                 self.credits = min(self.credits + message.batches, MAX_BATCHES_IN_FLIGHT)
             case ShutdownReq():
@@ -223,6 +227,8 @@ class Scheduler:
                 req.first_scheduled_time = now
                 self.stats.prompt_tokens += req.num_prompt
                 self.stats.cached_tokens += req.cached_tokens
+            else:
+                req.mark(SchedulerMark(now, "readmitted", req.kv_len))
             try:
                 self.executor.release(req.req_pool_idx)  # nothing, unless that failed for whoever had the row before
                 self.executor.bind(req.req_pool_idx, req.sampling_params, req.prompt_ids, np.array(req.output_ids, dtype=np.int32))
@@ -270,6 +276,7 @@ class Scheduler:
             return
         req = choose_victim(candidates)
         self._leave(req)
+        req.mark(SchedulerMark(time.monotonic(), "retracted", req.kv_len))
         self._give_back(req, keep_kv=True)
         req.state = ReqState.WAITING
         req.retractions += 1

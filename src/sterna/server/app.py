@@ -42,7 +42,7 @@ def create_app(manager: TokenizerManager, args: ServerArgs) -> App:
         manager=manager,
         args=args,
         sampling=SamplingResolver(manager.model.vocab_size, manager.model.generation, args.sampling_defaults),
-        generations=Generations(manager, request_log),
+        generations=Generations(manager),
         metrics=metrics,
         threads=Threads.create(args),
         unknown_fields=UnknownFields(strict=args.strict_fields),
@@ -88,6 +88,7 @@ class App:
             error = to_http(fault)
             if route is not None and route.streams and not exchange.registered:
                 self._request_log.refused(exchange, error)
+                self.context.manager.recorder.refused(error.code)
             if exchange.status is not None:
                 raise  # too late for an answer: the server closes the connection
             await exchange.respond_error(error)

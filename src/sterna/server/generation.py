@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sterna.config.server_args import ServerArgs
-from sterna.errors import DuplicateRid, RequestError
+from sterna.errors import RequestError
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import GenerateReqInput
 from sterna.server.errors import error_of, rename_param, to_http
 from sterna.server.exchange import ClientGone, Exchange
-from sterna.server.request_log import Origin, RequestLog
 from sterna.server.sse import SseStream
 from sterna.server.threads import BoundedThreads
 from sterna.tokenizer_manager.fan_out import JournalMerge
 from sterna.tokenizer_manager.manager import TokenizerManager
-from sterna.tokenizer_manager.req_state import Admission, JournalReader, OutputDelta, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, Admission, JournalReader, Origin, OutputDelta, aborted
 
 
 class Places:
@@ -45,9 +44,8 @@ class Places:
 class Generations:
     """Starts and reads generating requests for all surfaces. One per app."""
 
-    def __init__(self, manager: TokenizerManager, request_log: RequestLog) -> None:
+    def __init__(self, manager: TokenizerManager) -> None:
         self.manager = manager
-        self._log = request_log
 
     @asynccontextmanager
     async def run(
@@ -75,27 +73,24 @@ class Generations:
             async with exchange.until_gone():
                 objs = await (self.manager.run_blocking if threads is None else threads.run)(convert)
                 with self.manager.named(rid, [obj.rid for obj in objs]):
-                    outputs.readers += await self._start(exchange, objs, [places.take() for _ in objs], user)
+                    origin = Origin(exchange.route, exchange.request_id, rid, user, objs[0].stream)
+                    outputs.readers += await self._start(exchange, objs, [places.take() for _ in objs], origin)
                     yield outputs
         except RequestError as error:
             raise rename_param(error, params) from None
+        except ClientGone:
+            outputs.close("client_gone")
+            raise
         finally:
             outputs.close()
             places.close()
 
     async def _start(
-        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: list[Admission], user: str | None
+        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: list[Admission], origin: Origin
     ) -> list[JournalReader]:
-        origin = Origin(exchange.route, exchange.request_id, user, objs[0].stream)
-        for obj in objs:
-            self._log.begin(obj.rid, origin)
+        starting = self.manager.generate_batch(objs, admissions, origin)
         exchange.registered = True
-        try:
-            return await self.manager.generate_batch(objs, admissions)
-        except BaseException as fault:
-            refused = [self._log.drop(obj.rid, origin) for obj in objs]
-            exchange.registered = not any(refused) and not isinstance(fault, DuplicateRid)
-            raise
+        return await starting
 
 
 class Outputs:
@@ -139,11 +134,12 @@ class Outputs:
         for reader in self.readers:
             reader.mark_first_byte()
 
-    def close(self) -> None:
+    def close(self, cause: AbortCause = "request_failed") -> None:
+        """Nobody reads on; those that haven't finished end, for `cause`. Idempotent."""
         if self._merge is not None:
             self._merge.close()
         for reader in self.readers:
-            reader.close()
+            reader.close(cause)
 
 
 @dataclass(slots=True, frozen=True)

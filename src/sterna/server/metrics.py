@@ -14,6 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from sterna.server.cause_metrics import Causes
 from sterna.server.exchange import Exchange
 from sterna.tokenizer_manager.manager import Outcome, TokenizerManager
 from sterna.tokenizer_manager.receive import ITL_BOUNDS_S
@@ -55,6 +56,7 @@ class Metrics:
         for outcome in ("ok", "error", "abort"):
             self._outcomes.labels(outcome)
         registry.register(_Live(manager))
+        registry.register(Causes(manager.recorder))
 
     def finished(self, state: ReqState, outcome: Outcome) -> None:
         """An observer of the manager (`on_finish`)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -16,35 +16,12 @@ from sterna.tokenizer_manager.req_state import ReqState
 log = logging.getLogger("sterna.request")
 
 
-class Origin(NamedTuple):
-    """What the HTTP layer knows of a generating request and its journal doesn't."""
-
-    route: str
-    request_id: str
-    user: str | None
-    """The client's word for its end user."""
-    stream: bool
-
-
 class RequestLog:
-    """An observer of the manager (`on_finish`)."""
-
-    def __init__(self) -> None:
-        self._origins: dict[str, Origin] = {}
-
-    def begin(self, rid: str, origin: Origin) -> None:
-        """Call before the manager hears of `rid`. A rid that is live already keeps its origin: the manager will refuse the second one."""
-        self._origins.setdefault(rid, origin)
-
-    def drop(self, rid: str, origin: Origin) -> bool:
-        """It has not begun. Whether that was still to be said: what the manager had registered has been logged at its end."""
-        if self._origins.get(rid) is not origin:
-            return False
-        del self._origins[rid]
-        return True
+    """A line for whatever ends, the manager's requests and those that never became one."""
 
     def finished(self, state: ReqState, outcome: Outcome) -> None:
-        origin = self._origins.pop(state.rid, None)
+        """An observer of the manager (`on_finish`)."""
+        origin = state.origin
         reason = state.finished_reason
         times = state.times
         start = times.received
@@ -59,7 +36,7 @@ class RequestLog:
             "prompt_tokens": state.prompt_tokens,
             "cached_tokens": state.cached_tokens,
             "completion_tokens": len(state.output_ids),
-            "retractions": state.retractions,
+            "retractions": times.retractions,
             "ms": {
                 name: round((at - start) * 1000, 3)
                 for name in STAGES

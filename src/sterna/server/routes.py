@@ -8,6 +8,8 @@ from sterna.server.native.control.protocol import AbortRequest, AbortResponse, F
 from sterna.server.native.control.serving import abort_request, flush_cache, server_info
 from sterna.server.native.generate.protocol import GenerateBody, GenerateOutput
 from sterna.server.native.generate.serving import generate
+from sterna.server.native.requests.protocol import RequestList, RequestTraces
+from sterna.server.native.requests.serving import get_request, list_requests
 from sterna.server.native.session.protocol import CloseSessionRequest, CloseSessionResponse, OpenSessionRequest
 from sterna.server.native.session.serving import close_session, open_session
 from sterna.server.native.tokenize.protocol import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -27,6 +29,8 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/generate", generate, "SGLang's own generation API", GenerateBody, GenerateOutput | list[GenerateOutput], streams=True),
     Route("GET", "/v1/models", list_models, "The served model", None, ModelList),
     Route("GET", "/v1/models/{model:path}", get_model, "One model", None, ModelCard),
+    Route("GET", "/v1/requests", list_requests, "Live and recent requests, newest first", None, RequestList),
+    Route("GET", "/v1/requests/{rid:path}", get_request, "A request's stages and their times", None, RequestTraces),
     Route("POST", "/tokenize", tokenize, "Text to token ids", TokenizeRequest, TokenizeResponse),
     Route("POST", "/detokenize", detokenize, "Token ids to text", DetokenizeRequest, DetokenizeResponse),
     Route(

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from sterna.protocol.control import FlushCacheOutput
+from sterna.errors import EngineDead
+from sterna.protocol.control import FlushCacheOutput, LiveReq, LookUpOutput, LookUpReq
+
+LOOK_UP_TIMEOUT_S = 0.5
+"""The scheduler answers between two steps; whoever looks doesn't wait for a long one."""
+
+Answer = TypeVar("Answer", FlushCacheOutput, LookUpOutput)
 
 
-class ControlCalls:
-    """Futures by `control_id`. Owned by the event loop."""
+class ControlCalls(Generic[Answer]):
+    """Futures by `control_id`, of one kind of question. Owned by the event loop."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[FlushCacheOutput]] = {}
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
 
-    def open(self) -> tuple[int, asyncio.Future[FlushCacheOutput]]:
+    def open(self) -> tuple[int, asyncio.Future[Answer]]:
         control_id = next(self._ids)
-        future: asyncio.Future[FlushCacheOutput] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending[control_id] = future
         future.add_done_callback(lambda _: self._pending.pop(control_id, None))
         return control_id, future
 
-    def answer(self, output: FlushCacheOutput) -> None:
+    def answer(self, output: Answer) -> None:
         """Late answers (the caller gave up) are dropped."""
         future = self._pending.get(output.control_id)
         if future is not None and not future.done():
@@ -32,3 +40,16 @@ class ControlCalls:
         for future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(fault)
+
+
+async def look_up(
+    calls: ControlCalls[LookUpOutput], send: Callable[[LookUpReq], None], reply_to: str, rids: list[str]
+) -> dict[str, LiveReq]:
+    """What the scheduler says of `rids`, by rid; nothing where it is dead or takes longer than `LOOK_UP_TIMEOUT_S`."""
+    control_id, future = calls.open()
+    send(LookUpReq(control_id=control_id, reply_to=reply_to, rids=rids))
+    try:
+        async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+            return {live.rid: live for live in (await future).reqs}
+    except (TimeoutError, EngineDead):
+        return {}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Literal, ParamSpec, TypeVar, assert_never
 
 from sterna.config.model_config import ModelConfig
@@ -22,6 +23,8 @@ from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
     FlushCacheReq,
+    LiveReq,
+    LookUpOutput,
     OutputCredit,
     ProcessFailed,
     ProcessReady,
@@ -31,10 +34,11 @@ from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
 from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
-from sterna.tokenizer_manager.control import ControlCalls
+from sterna.tokenizer_manager.control import ControlCalls, look_up
 from sterna.tokenizer_manager.fan_out import FanOuts, to_message
+from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
-from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, Admission, JournalReader, Origin, ReqState, RequestTimes, aborted
 from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
 from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
@@ -80,7 +84,8 @@ class TokenizerManager:
         self.last_heard = time.monotonic()
         """When a message came last."""
         self.started_total = 0
-        self.on_finish: list[Callable[[ReqState, Outcome], None]] = []
+        self.recorder = FlightRecorder(args.flight_recorder)
+        self.on_finish: list[Callable[[ReqState, Outcome], None]] = [self.recorder.finished]
         self.ready_event = asyncio.Event()
         self.idle_event = asyncio.Event()
         """Set while no request is admitted."""
@@ -99,10 +104,11 @@ class TokenizerManager:
             max_tokens=args.max_session_tokens,
             timeout=args.session_timeout,
             capacity=CAPACITY_CONTEXTS * model.context_len,
-            abort=self.abort_request,
+            abort=partial(self.abort_request, cause="replaced"),
         )
         self._leading_bos = leading_bos(tokenizer, model.bos_token_id, "" if chat_template is None else chat_template.source)
-        self._control = ControlCalls()
+        self._control = ControlCalls[FlushCacheOutput]()
+        self._look_ups = ControlCalls[LookUpOutput]()
         self._credit = 0
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -177,15 +183,19 @@ class TokenizerManager:
         (reader,) = await self.generate_batch([obj], [admission])
         return reader
 
-    async def generate_batch(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[JournalReader]:
+    def generate_batch(
+        self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None = None
+    ) -> Coroutine[None, None, list[JournalReader]]:
         """Hop 3: register every member under its rid, tokenize each, dispatch all of them in one message. All or nothing.
 
         `admissions` are one per member, and taken over. The readers come in the order of `objs`; each must be closed by whoever gets them.
         A member that is aborted before the dispatch isn't part of it: its reader says so, and the others run.
-        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about, and what `Sessions.begin` and `fit` do;
-        then nothing of any is left and `admissions` are closed.
+        Raises DuplicateRid and what `Sessions.begin` does, at once and unregistered; awaited, ContextLengthExceeded, InvalidRequest or
+        SessionFull, whichever member it is about. Then nothing of any is left and `admissions` are closed.
         """
-        states = self._register(objs, admissions)
+        return self._start(objs, self._register(objs, admissions, origin))
+
+    async def _start(self, objs: Sequence[GenerateReqInput], states: list[ReqState]) -> list[JournalReader]:
         try:
             for obj, state in zip(objs, states, strict=True):
                 if not state.finished:
@@ -193,18 +203,20 @@ class TokenizerManager:
             self._dispatch(states)
         except BaseException as fault:
             for state in states:
+                if isinstance(fault, asyncio.CancelledError):
+                    self.recorder.note(state.rid, "aborted", "client_gone")
                 end_locally(state, _reason_of(fault))
                 self._remove(state, self._outcome(state))
             raise
         return [JournalReader(state, self._reader_closed) for state in states]
 
-    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission]) -> list[ReqState]:
+    def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None) -> list[ReqState]:
         states: dict[str, ReqState] = {}
         try:
             for obj, admission in zip(objs, admissions, strict=True):
                 if self.is_live(obj.rid) or obj.rid in states:
                     raise _duplicate(obj.rid)
-                states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission)
+                states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission, origin)
             if objs[0].session is not None:  # the same for all members
                 self.sessions.begin(objs[0].session, list(states.values()))
         except (RequestError, OverloadedError):
@@ -212,6 +224,8 @@ class TokenizerManager:
                 each.close()
             raise
         self._states |= states
+        for state in states.values():
+            self.recorder.begin(state)
         self.started_total += len(states)
         return list(states.values())
 
@@ -252,11 +266,11 @@ class TokenizerManager:
             raise _duplicate(rid)
         return self._fan_outs.named(rid, members)
 
-    def abort_request(self, rid: str) -> int:
+    def abort_request(self, rid: str, cause: AbortCause = "abort_request") -> int:
         """End exactly this rid, or all members of the fan-out of that name; how many were live. Their readers get the terminal output."""
         found = [state for member in self._fan_outs.members(rid) if (state := self._states.get(member)) is not None and not state.finished]
         for state in found:
-            self._abort(state)
+            self._abort(state, cause)
         return len(found)
 
     def abort_all(self) -> int:
@@ -271,12 +285,22 @@ class TokenizerManager:
         self._scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
         return (await future).flushed_tokens
 
+    async def look_up(self, rids: Sequence[str]) -> dict[str, LiveReq]:
+        """What the scheduler says now of those of `rids` that it has; nothing where it doesn't answer soon. Their times follow."""
+        asked = [rid for rid in rids if (state := self._states.get(rid)) is not None and state.awaits_terminal]
+        found = await look_up(self._look_ups, self._scheduler.send, self._inbox.address, asked) if asked else {}
+        for rid, live in found.items():
+            if (state := self._states.get(rid)) is not None and not state.finished:
+                state.times.take(live.times)
+        return found
+
     def fail(self, message: str) -> None:
         """A process of the group is dead: every live request ends now, and no further one is admitted."""
         if self.failure is None:
             self.failure = message
             self.failed_event.set()
-            self._control.fail_all(EngineDead("the engine has stopped"))
+            for calls in (self._control, self._look_ups):
+                calls.fail_all(EngineDead("the engine has stopped"))
             for state in list(self._states.values()):
                 state.awaits_terminal = False
                 self._end_locally(state, FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
@@ -284,13 +308,15 @@ class TokenizerManager:
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
+            self.recorder.note(state.rid, "aborted", "shutdown")
             end_locally(state, reason)
-            self._abort(state)
+            self._abort(state, "shutdown")
             self._remove_if_done(state)
 
     # ---- endings ----
 
-    def _abort(self, state: ReqState) -> None:
+    def _abort(self, state: ReqState, cause: AbortCause) -> None:
+        self.recorder.note(state.rid, "aborted", cause)
         if not state.dispatched:
             end_locally(state, ABORTED)
         elif not state.abort_sent:
@@ -301,11 +327,12 @@ class TokenizerManager:
         end_locally(state, reason)
         self._remove_if_done(state)
 
-    def _reader_closed(self, state: ReqState) -> None:
+    def _reader_closed(self, state: ReqState, cause: AbortCause) -> None:
         self._closed.add(state.rid)
         self.sessions.settle(state.rid, gone=True)
         if not state.finished:
-            self._abort(state)
+            state.times.reader_gone = time.monotonic()
+            self._abort(state, cause)
         self._remove_if_done(state)
 
     def _remove_if_done(self, state: ReqState) -> None:
@@ -365,6 +392,8 @@ class TokenizerManager:
                     self.stats = message
             case FlushCacheOutput():
                 self._control.answer(message)
+            case LookUpOutput():
+                self._look_ups.answer(message)
             case DecodeRefused():
                 self._abort_refused(message)
             case ProcessReady():
@@ -382,7 +411,7 @@ class TokenizerManager:
             fold(state, row, epoch, detokenized_time, now, self.itl)
         except Exception as fault:  # whatever it is, the rows behind it are other requests'
             log.error("%s: output was lost: %s", row.rid, fault, exc_info=not isinstance(fault, JournalGap))
-            self._abort(state)
+            self._abort(state, "output_lost")
             self._end_locally(state, FAULT)
             return
         if row.finished_reason is not None and epoch == state.epoch:
@@ -392,7 +421,7 @@ class TokenizerManager:
     def _abort_refused(self, refused: DecodeRefused) -> None:
         state = self._states.get(refused.rid)
         if state is not None and not state.finished and state.epoch == refused.epoch:
-            self._abort(state)
+            self._abort(state, "decode_refused")
 
     def _note_ready(self, message: ProcessReady) -> None:
         if message.epoch == self._epoch:

@@ -61,9 +61,8 @@ def fold(state: ReqState, row: StrRow, epoch: int, detokenized_time: float, now:
     if row.finished_reason is not None:
         state.finished_reason = row.finished_reason
         state.times.detokenized = detokenized_time
-        if row.times is not None:
-            state.times.take(row.times)
-            state.retractions = row.times.retractions
+    if row.times is not None:
+        state.times.take(row.times)
     state.event.set()
     return True
 

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
@@ -35,6 +36,33 @@ class Admission:
             release()
 
 
+AbortCause = Literal[
+    "client_gone", "abort_request", "replaced", "request_failed", "timeout", "evicted", "shutdown", "output_lost", "decode_refused"
+]
+"""Why a request was told to end before its time.
+
+`replaced`: by another turn of its session. `request_failed`: another part of the same HTTP request did, or its answer could not be
+written. `evicted`: its place was given to one of a higher priority. `output_lost`, `decode_refused`: a fault between the processes, or in
+the detokenizer.
+"""
+
+
+class Origin(NamedTuple):
+    """What the HTTP layer knows of a generating request; the members of a fan-out share one."""
+
+    route: str
+    request_id: str
+    rid: str
+    """The client's name for the whole HTTP request."""
+    user: str | None
+    """The client's word for its end user."""
+    stream: bool
+
+
+MAX_SCHEDULERS = 4
+"""Whose words are kept of one request: the first ones', and the latest's."""
+
+
 @dataclass(slots=True, eq=False)
 class RequestTimes:
     """When each stage was reached, in seconds of CLOCK_MONOTONIC; None for one that wasn't."""
@@ -49,12 +77,28 @@ class RequestTimes:
     detokenized: float | None = None
     first_byte: float | None = None
     finished: float | None = None
+    reader_gone: float | None = None
+    """Where the consumer left before the end."""
+    schedulers: list[SchedulerTimes] = field(default_factory=list)
+    """The latest word of each scheduler that had the request: more than one where it was replayed."""
 
     def take(self, scheduler: SchedulerTimes) -> None:
-        """Adopt what the scheduler saw."""
-        self.first_scheduled = scheduler.first_scheduled
-        self.first_token = scheduler.first_token
+        """Adopt what the scheduler saw. What happens once has happened once: a replay moves no first time."""
+        if self.schedulers and self.schedulers[-1].received == scheduler.received:
+            self.schedulers[-1] = scheduler
+        else:
+            if len(self.schedulers) == MAX_SCHEDULERS:
+                del self.schedulers[-1]
+            self.schedulers.append(scheduler)
+        if self.first_scheduled is None:
+            self.first_scheduled = scheduler.first_scheduled
+        if self.first_token is None:
+            self.first_token = scheduler.first_token
         self.last_token = scheduler.last_token
+
+    @property
+    def retractions(self) -> int:
+        return sum(each.retractions for each in self.schedulers)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +111,8 @@ class ReqState:
     """Of the scheduler that its next row must come from."""
     admission: Admission
     """Its place among the live requests; given back when it is removed."""
+    origin: Origin | None = None
+    """None where no HTTP request stands behind it."""
     turn: Turn | None = None
     """Its place in a session."""
     tokenized: TokenizedGenerateReqInput | None = None
@@ -81,7 +127,6 @@ class ReqState:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     finished_reason: FinishReason | None = None
-    retractions: int = 0
     last_row_time: float | None = None
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,7 +154,7 @@ class JournalReader:
 
     __slots__ = ("_chunk", "_closed", "_on_close", "_state", "_token", "completion_tokens")
 
-    def __init__(self, state: ReqState, on_close: Callable[[ReqState], None]) -> None:
+    def __init__(self, state: ReqState, on_close: Callable[[ReqState, AbortCause], None]) -> None:
         self._state = state
         self._on_close = on_close
         self._chunk = 0
@@ -161,11 +206,11 @@ class JournalReader:
         if self._state.times.first_byte is None:
             self._state.times.first_byte = time.monotonic()
 
-    def close(self) -> None:
-        """The consumer is done or gone. A request that hasn't finished is aborted. Idempotent."""
+    def close(self, cause: AbortCause = "request_failed") -> None:
+        """The consumer is done or gone. A request that hasn't finished is aborted, for `cause`. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._on_close(self._state)
+            self._on_close(self._state, cause)
 
 
 def aborted(reason: FinishReason) -> bool:

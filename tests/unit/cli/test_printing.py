@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.cli.chat import printable
+from sterna.cli.client import printable
 from sterna.cli.serve import announce
 from sterna.config.server_args import ServerArgs
 

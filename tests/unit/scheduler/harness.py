@@ -52,7 +52,7 @@ class Outbox:
             assert (row.opening is not None) == (not rows), f"{row.rid}: an opening is on the first row and on no other"
             assert not rows or rows[-1].finished_reason is None, f"{row.rid}: a row after the end"
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
-            assert (row.times is not None) == (row.finished_reason is not None)
+            assert (row.times is not None) == (row.opening is not None or row.finished_reason is not None)
             rows.append(row)
 
     def to_server(self, address: str | None, message: ToServer) -> None:

@@ -19,7 +19,8 @@ class Call:
         step = chunk or max(1, len(body))
         self._parts = [body[at : at + step] for at in range(0, len(body), step)] or [b""]
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
+        path, _, query = path.partition("?")
+        scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": query.encode()}
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:

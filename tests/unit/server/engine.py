@@ -11,7 +11,7 @@ from sterna.config.model_config import GenerationDefaults
 from sterna.config.server_args import ServerArgs
 from sterna.errors import InvalidRequest
 from sterna.protocol.channels import ToScheduler
-from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, ProcessReady
+from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, LiveReq, LookUpOutput, LookUpReq, ProcessReady
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishReason
 from sterna.protocol.generate import (
     AbortReq,
@@ -59,6 +59,8 @@ class Engine:
         """Rids of each fan-out that came as one message."""
         self.aborted: list[str] = []
         self.abort_seen = asyncio.Event()
+        self.live: dict[str, LiveReq] = {}
+        """What the scheduler says of live requests when it is asked."""
         self._positions: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         model = model_facts(vocab_size=VOCAB_SIZE, context_len=context_len, eos_token_ids=(EOS, IM_END), generation=GENERATION)
@@ -84,6 +86,9 @@ class Engine:
                 self.abort_seen.set()
             case FlushCacheReq():
                 self.inbox.put(FlushCacheOutput(control_id=message.control_id, flushed_tokens=7))
+            case LookUpReq():
+                found = [self.live[rid] for rid in message.rids if rid in self.live]
+                self.inbox.put(LookUpOutput(control_id=message.control_id, reqs=found))
             case _:
                 pass
 

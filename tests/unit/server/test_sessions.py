@@ -195,6 +195,8 @@ async def test_replace_ends_the_running_turn_and_goes_on_from_its_tokens() -> No
         await call.done()
         assert call.events[-2]["meta_info"]["finish_reason"]["type"] == "abort"
         assert engine.aborted == ["a"]
+        (trace,) = (await get(engine.app, "/v1/requests/a")).json["requests"]
+        assert (trace["outcome"], trace["abort_cause"]) == ("abort", "replaced")
 
 
 async def test_prompts_of_a_list_are_branches_under_their_own_names() -> None:

@@ -24,7 +24,7 @@ def test_rows_in_order_make_the_text_and_the_ids() -> None:
     assert folded(state, StrRow("r", 2, [3], "c", FinishLength(3), 7, 3, SchedulerTimes(0.1, 0.2, 0.3, 0.4, 1)))
     assert (state.text(), state.output_ids, state.prompt_tokens, state.cached_tokens) == ("abc", [1, 2, 3], 7, 3)
     assert state.finished_reason == FinishLength(3)
-    assert (state.times.first_scheduled, state.times.last_token, state.times.detokenized, state.retractions) == (0.2, 0.4, 2.0, 1)
+    assert (state.times.first_scheduled, state.times.last_token, state.times.detokenized, state.times.retractions) == (0.2, 0.4, 2.0, 1)
 
 
 def test_a_row_seen_already_is_dropped() -> None:
@@ -80,7 +80,7 @@ def test_a_reader_gets_everything_once_however_it_arrives() -> None:
     async def scenario() -> list[str]:
         state = new_state()
         closed: list[ReqState] = []
-        reader = JournalReader(state, closed.append)
+        reader = JournalReader(state, lambda state, cause: closed.append(state))
         seen: list[str] = []
 
         async def read() -> None:
