@@ -106,6 +106,7 @@ class TokenizerManager:
             capacity=CAPACITY_CONTEXTS * model.context_len,
             abort=partial(self.abort_request, cause="replaced"),
         )
+        self.on_finish.append(self.sessions.finished)
         self._leading_bos = leading_bos(tokenizer, model.bos_token_id, "" if chat_template is None else chat_template.source)
         self._control = ControlCalls[FlushCacheOutput]()
         self._look_ups = ControlCalls[LookUpOutput]()
@@ -219,7 +220,7 @@ class TokenizerManager:
                 states[obj.rid] = ReqState(obj.rid, RequestTimes(obj.received_time, obj.templated_time), self._epoch, admission, origin)
             if objs[0].session is not None:  # the same for all members
                 self.sessions.begin(objs[0].session, list(states.values()))
-        except (RequestError, OverloadedError):
+        except Exception:
             for each in admissions:
                 each.close()
             raise
@@ -349,8 +350,6 @@ class TokenizerManager:
         del self._states[state.rid]
         self._closed.discard(state.rid)
         state.admission.close()
-        self.sessions.settle(state.rid)
-        state.turn = None
         state.times.finished = time.monotonic()
         for observer in self.on_finish:
             try:

@@ -156,6 +156,11 @@ class Sessions:
             self._add(session, turn.to_node(reason))
         session.touched = self._now()
 
+    def finished(self, journal: Journal, outcome: object) -> None:
+        """An observer of the manager (`on_finish`)."""
+        self.settle(journal.rid)
+        journal.turn = None
+
     # ---- inside ----
 
     def _find(self, session_id: str, param: str) -> Session:
