@@ -18,10 +18,16 @@ SternaError
 │  ├─ SessionBusy            409  a turn goes on from there already
 │  └─ PayloadTooLarge        413
 ├─ OverloadedError           429/503 with Retry-After: nothing wrong with the request
-│  ├─ QueueFull              503
+│  ├─ QueueFull              429
+│  ├─ TooManyQueuedTokens    429
+│  ├─ TooManyConcurrent      429  of one key
+│  ├─ WaitingTimeout         503  the scheduler hadn't begun it in time
 │  ├─ TooManySessions        429  sessions, or their tokens, of all clients together
 │  ├─ NotReady               503  the model is still being loaded
 │  └─ Draining               503
+├─ TimedOut                  504: it was begun, or could have been, and took too long
+│  ├─ RunningTimeout         504  the server's limit
+│  └─ DeadlineExceeded       504  the request's own `timeout`
 └─ EngineError               500/503: generic body, full log
    ├─ EngineFailure          500  a fault while this request was handled
    ├─ InvalidLogits          500  NaN where a token should have been sampled
@@ -146,14 +152,31 @@ class OverloadedError(SternaError):
     error_type: str = "overloaded_error"
     retry_after_s: int = 1
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         if code is not None:
             self.code = code
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class QueueFull(OverloadedError):
+    status = 429
     code = "queue_full"
+
+
+class TooManyQueuedTokens(OverloadedError):
+    status = 429
+    code = "too_many_queued_tokens"
+
+
+class TooManyConcurrent(OverloadedError):
+    status = 429
+    code = "too_many_concurrent"
+
+
+class WaitingTimeout(OverloadedError):
+    code = "waiting_timeout"
 
 
 class TooManySessions(OverloadedError):
@@ -169,6 +192,22 @@ class NotReady(OverloadedError):
 
 class Draining(OverloadedError):
     code = "draining"
+
+
+class TimedOut(SternaError):
+    """The time that the server or the client gave it is over."""
+
+    status: int = 504
+    code: str = "timeout"
+    error_type: str = "timeout_error"
+
+
+class RunningTimeout(TimedOut):
+    code = "running_timeout"
+
+
+class DeadlineExceeded(TimedOut):
+    code = "deadline_exceeded"
 
 
 class EngineError(SternaError):

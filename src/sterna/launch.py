@@ -52,6 +52,7 @@ CHILD_DEFAULTS = {
     # too) then stalls every operation. Long enough to bridge a gap, no longer: docs/performance.md has the figures.
     "GOMP_SPINCOUNT": "8000",
 }
+KEY_VARIABLES = frozenset({"STERNA_API_KEY", "STERNA_ADMIN_API_KEY"})
 STOP_TIMEOUT_S = 2.0
 """For a child that was told to stop; then it is killed."""
 LAST_WORDS_S = 1.0
@@ -97,8 +98,8 @@ class Child:
 
 
 def _child_environment() -> dict[str, str]:
-    """Ours, without the key, which no child needs; what the user has set wins over our defaults."""
-    inherited = {name: value for name, value in os.environ.items() if name != "STERNA_API_KEY"}
+    """Ours, without the keys, which no child needs; what the user has set wins over our defaults."""
+    inherited = {name: value for name, value in os.environ.items() if name not in KEY_VARIABLES}
     return CHILD_DEFAULTS | inherited
 
 
@@ -146,7 +147,7 @@ class Group:
     def _start_message(self, name: str) -> ProcessStart:
         addresses = self._sockets.addresses
         return ProcessStart(
-            args=msgspec.structs.replace(self.args, api_key=None),
+            args=msgspec.structs.replace(self.args, api_key=None, admin_api_key=None),
             folder=str(self._folder),
             inbox=addresses[name],
             detokenizer=addresses["detokenizer"],

@@ -47,6 +47,14 @@ class Connection:
         body = await self._reader.readexactly(int(headers["content-length"]))
         return int(status.split()[1]), headers, body
 
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Of a chunked body, as they come; of any length."""
+        rest = b""
+        while data := await asyncio.wait_for(self._reader.read(1 << 20), 30):
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                yield line.rstrip(b"\r")
+
     async def closed(self) -> bytes:
         """What came before the server closed."""
         return await asyncio.wait_for(self._reader.read(), 30)
@@ -142,6 +150,35 @@ async def test_a_client_that_never_reads_loses_its_request(monkeypatch: pytest.M
             await asyncio.wait_for(engine.manager.idle_event.wait(), 30)
         finally:
             client.close()
+
+
+async def test_a_slow_reader_bounds_its_own_buffer_and_holds_up_nobody() -> None:
+    async with serving() as (engine, server, port):
+        engine.script = silence
+        slow = json.dumps({"prompt": "hi", "rid": "slow", "stream": True}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        async with connected(port, head % len(slow) + slow) as unread, connected(port, POST + BODY) as connection:
+            unread.writer.transport.pause_reading()
+            while len(engine.received) < 2:
+                await asyncio.sleep(0.001)
+            held = []
+            for _ in range(1000):
+                engine.put("slow", "x" * 20_000)
+                await asyncio.sleep(0)
+                held += [each.transport.get_write_buffer_size() for each in server._server.server_state.connections]
+            assert 0 < max(held) < 2_000_000, "of 20 MB that the request said"
+            engine.put("r", "done", reason=FinishLength(4))
+            status, _, body = await connection.response()
+            assert (status, json.loads(body)["choices"][0]["text"]) == (200, "done")
+            engine.put("slow", "end", reason=FinishLength(20_000_003))
+            unread.writer.transport.resume_reading()
+            text = 0
+            async for line in unread.lines():
+                if line == b"data: [DONE]":
+                    break
+                if line.startswith(b"data: "):
+                    text += len(json.loads(line[6:])["choices"][0]["text"])
+            assert text == 20_000_003, "nothing is lost by merging"
 
 
 async def test_headers_without_end_are_refused() -> None:

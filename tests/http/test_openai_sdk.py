@@ -76,10 +76,10 @@ async def test_each_refusal_is_the_sdk_s_own_exception(stream: bool) -> None:
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.AuthenticationError):
             await client.with_options(api_key="wrong").chat.completions.create(model="bytes", messages=HI, stream=stream)
-        engine.script = answer("", reason=FinishAbort("The request queue is full.", 503, "queue_full"))
-        with pytest.raises(openai.InternalServerError) as full:
+        engine.script = answer("", reason=FinishAbort("The request queue is full.", 429, "queue_full"))
+        with pytest.raises(openai.RateLimitError) as full:
             await client.chat.completions.create(model="bytes", messages=HI, stream=stream)
-        assert (full.value.status_code, full.value.code) == (503, "queue_full")
+        assert (full.value.status_code, full.value.code) == (429, "queue_full")
 
 
 async def test_a_fault_in_mid_stream_raises() -> None:

@@ -16,7 +16,12 @@ from sterna.config.resolve import flag_of
 from sterna.config.server_args import ServerArgs
 
 # Settings that the environment may give; a flag wins.
-ENVIRONMENT = {"api_key": "STERNA_API_KEY", "cache_dir": "STERNA_CACHE_DIR", "isa": "STERNA_ISA"}
+ENVIRONMENT = {
+    "api_key": "STERNA_API_KEY",
+    "admin_api_key": "STERNA_ADMIN_API_KEY",
+    "cache_dir": "STERNA_CACHE_DIR",
+    "isa": "STERNA_ISA",
+}
 
 
 def server_parser() -> argparse.ArgumentParser:

@@ -16,6 +16,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "page_size": (1, 4096),
     "max_running_requests": (1, 65536),
     "max_queued_requests": (0, 10_000_000),
+    "max_queued_tokens": (1, 1 << 40),
+    "max_concurrent_per_key": (1, 10_000_000),
+    "waiting_timeout": (0.001, 86_400),
+    "running_timeout": (0.001, 86_400),
+    "priority_ageing": (0.001, 86_400),
     "max_sessions": (0, 1_000_000),
     "max_session_tokens": (0, 1 << 40),
     "session_timeout": (0.01, 604_800),
@@ -46,8 +51,9 @@ def check(args: ServerArgs) -> ServerArgs:
             raise ConfigError(f"{flag_of(field)} must be between {low:g} and {high:g}, not {value}")
     if not args.host:
         raise ConfigError("--host is empty")
-    if args.api_key is not None and not args.api_key:
-        raise ConfigError("--api-key is empty")
+    for field in ("api_key", "admin_api_key"):
+        if getattr(args, field) == "":
+            raise ConfigError(f"{flag_of(field)} is empty")
     for field, executor in _ONLY_FOR.items():
         if args.executor != executor and getattr(args, field) != getattr(ServerArgs(), field):
             raise ConfigError(f"{flag_of(field)} is for the {executor} executor, not for {args.executor} (see --executor)")

@@ -20,6 +20,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Port to listen on; 0 takes a free one."""
     api_key: str | None = None
     """Key that every route but /health and /ready then requires (also STERNA_API_KEY)."""
+    admin_api_key: str | None = None
+    """Key for what concerns everybody, such as /flush_cache (also STERNA_ADMIN_API_KEY; default: the other key)."""
     open_metrics: bool = False
     """Leave /metrics open when a key is set."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -57,15 +59,25 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int = 256
     """Requests in a batch at most."""
     max_queued_requests: int = 4096
-    """Requests waiting at most; one more gets 503 queue_full."""
+    """Requests waiting at most; one more gets 429 queue_full."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens of all waiting requests at most; more get 429 too_many_queued_tokens (default: no limit)."""
+    max_concurrent_per_key: int | None = None
+    """Requests of one API key at once at most; one more gets 429 too_many_concurrent (default: no limit)."""
+    waiting_timeout: float | None = None
+    """Seconds after which a request that hasn't begun ends with 503 waiting_timeout (default: none)."""
+    running_timeout: float | None = None
+    """Seconds from its beginning after which a request ends with 504 running_timeout (default: none)."""
     chunked_prefill_size: int = 512
     """Prompt tokens computed per step at most; a longer prompt is split; 0 never splits."""
-    schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
-    """Order of the waiting queue: first come first served, or longest cached prefix first."""
+    schedule_policy: Literal["fcfs", "lpm", "priority"] = "fcfs"
+    """Order of the waiting queue: first come first served, longest cached prefix first, or by the requests' priority."""
+    priority_ageing: float = 10.0
+    """Seconds of waiting that are worth one level of priority."""
     max_sessions: int = 1024
     """Open sessions at most; one more gets 429 too_many_sessions."""
     max_session_tokens: int = 8 * 1024 * 1024
-    """Tokens of all sessions together from which on no further turn begins (429 too_many_sessions); 4 bytes each."""
+    """Tokens of all sessions together from which on no further turn begins (429 too_many_session_tokens); 4 bytes each."""
     session_timeout: float = 600.0
     """Idle seconds after which a session is forgotten, where /open_session says nothing else."""
     radix_cache: bool = True

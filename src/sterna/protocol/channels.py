@@ -12,6 +12,7 @@ from sterna.protocol.control import (
     ProcessFailed,
     ProcessReady,
     SchedulerStats,
+    SchedulingStarted,
     ShutdownReq,
 )
 from sterna.protocol.generate import (
@@ -24,4 +25,6 @@ from sterna.protocol.generate import (
 
 ToScheduler = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | FlushCacheReq | LookUpReq | OutputCredit | ShutdownReq
 ToDetokenizer = BatchTokenIDOutput | ShutdownReq
-ToServer = BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | DecodeRefused | ProcessReady | ProcessFailed
+ToServer = (
+    BatchStrOutput | FlushCacheOutput | LookUpOutput | SchedulerStats | SchedulingStarted | DecodeRefused | ProcessReady | ProcessFailed
+)

@@ -21,6 +21,18 @@ class FlushCacheOutput(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cac
     flushed_tokens: int
 
 
+class SchedulingStarted(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """These requests have left the waiting queue, for the first time in this epoch: they hold a row and memory.
+
+    Directly to the server: the waiting timeout must not wait for a first token. Said once per rid, however often it is retracted.
+    """
+
+    epoch: int
+    rids: list[str]
+    time: float
+    """CLOCK_MONOTONIC."""
+
+
 class LookUpReq(msgspec.Struct, frozen=True, kw_only=True, tag="look_up"):
     """Where are these live requests? For whoever watches one: the gauges don't grow with the number of requests."""
 

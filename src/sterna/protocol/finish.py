@@ -39,10 +39,12 @@ class FinishAbort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
 
     message: str
     status_code: int
-    """The HTTP status that says it best: 400, 499 (the client left), 500, 503."""
+    """The HTTP status that says it best: 400, 429, 499 (the client left), 500, 503, 504."""
     code: str
     """A stable identifier, one of the `code`s of `sterna.errors`, or `aborted`."""
     param: str | None = None
+    retry_after_s: int | None = None
+    """Of a refusal for load; None is its kind's default."""
 
 
 ABORTED = FinishAbort("aborted", 499, "aborted")

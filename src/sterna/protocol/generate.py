@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from sterna.protocol.finish import FinishReason
+from sterna.protocol.finish import ABORTED, FinishAbort, FinishReason
 from sterna.protocol.sampling import SamplingParams
 
 
@@ -85,6 +85,8 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, kw_only=True, tag="
     epoch: int = 0
     """The scheduler epoch that it was sent to."""
     priority: int = 0
+    received_time: float = 0.0
+    """When the server got it: what ageing counts from. 0: when the scheduler does."""
     cache_namespace: CacheNamespace = CacheNamespace()
     resume_output_ids: list[int] = []
     """Output tokens that the server already accepted in an earlier epoch: the request goes on after them."""
@@ -104,6 +106,8 @@ class AbortReq(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """End this rid (exactly this one) wherever it is. Its terminal output still comes, once."""
 
     rid: str
+    reason: FinishAbort = ABORTED
+    """What its terminal output says."""
 
 
 class SchedulerMark(msgspec.Struct, frozen=True, array_like=True):

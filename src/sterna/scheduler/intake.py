@@ -65,6 +65,8 @@ def to_req(obj: TokenizedGenerateReqInput, serial: int, received: float, limits:
         first_output=len(obj.resume_output_ids),
         token_stops=_token_stops(params, tokenizer),
         text_stops=_text_stops(obj, tokenizer),
+        priority=obj.priority,
+        arrival_time=obj.received_time or received,
         num_sent=len(obj.resume_output_ids),
     )
 

@@ -66,7 +66,7 @@ class Admissions:
 
 class Prefill:
     def __init__(self, ledger: KVLedger, policy: SchedulePolicy, *, chunk_size: int, max_rows: int) -> None:
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(policy.order)
         self.active: list[Req] = []
         """In prefill, in order of admission."""
         self.ratio = NewTokenRatio()

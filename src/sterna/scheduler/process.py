@@ -81,7 +81,7 @@ def create_scheduler(
     tables = ReqToToken(max_rows, context_len, info.page_size, len(info.group_slots))
     cache: PrefixCache = RadixCache(pools) if args.radix_cache else ChunkCache(len(info.group_slots))
     ledger = KVLedger(pools, tables, cache, reuse_generated_kv=info.reuse_generated_kv)
-    policy = SchedulePolicy(args.schedule_policy, cache)
+    policy = SchedulePolicy(args.schedule_policy, cache, priority_ageing_s=args.priority_ageing)
     running = RunningBatch(max_rows)
     return Scheduler(
         executor=executor,

@@ -44,11 +44,15 @@ class Req:
     reply_to: str
     cache_namespace: CacheNamespace
     received_time: float
+    """When it came here."""
     first_output: int
     """Outputs that it came with (`resume_output_ids`): the first row starts after them."""
     token_stops: frozenset[int]
     """Its own stop ids; the model's end tokens are apart."""
     text_stops: TextStops | None = None
+    priority: int = 0
+    arrival_time: float = 0.0
+    """When the server got it: a request that comes back after a crash hasn't grown young."""
     state: ReqState = ReqState.WAITING
     finished_reason: FinishReason | None = None
 

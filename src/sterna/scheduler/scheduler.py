@@ -17,8 +17,16 @@ import numpy as np
 from sterna.executor.base import Executor
 from sterna.ipc.channel import ChannelError
 from sterna.protocol.channels import ToScheduler, ToServer
-from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, LookUpOutput, LookUpReq, OutputCredit, ShutdownReq
-from sterna.protocol.finish import ABORTED, FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishReason
+from sterna.protocol.control import (
+    FlushCacheOutput,
+    FlushCacheReq,
+    LookUpOutput,
+    LookUpReq,
+    OutputCredit,
+    SchedulingStarted,
+    ShutdownReq,
+)
+from sterna.protocol.finish import FAULT, QUEUE_FULL, SHUTTING_DOWN, FinishReason
 from sterna.protocol.generate import (
     AbortReq,
     BatchTokenIDOutput,
@@ -178,7 +186,7 @@ class Scheduler:
             case AbortReq():
                 req = self.reqs.get(message.rid)
                 if req is not None:
-                    self._end([(req, ABORTED)])
+                    self._end([(req, message.reason)])
             case FlushCacheReq():
                 flushed = self.ledger.cache.flush()
                 self._outbox.to_server(message.reply_to, FlushCacheOutput(control_id=message.control_id, flushed_tokens=flushed))
@@ -222,9 +230,11 @@ class Scheduler:
         now = time.monotonic()
         admissions = self.prefill.admit(self.running, step=self._runner.count, landed=self._runner.landed)
         self._end(admissions.rejected)
+        started: dict[str, list[str]] = {}
         for req in admissions.admitted:
             if req.first_scheduled_time is None:
                 req.first_scheduled_time = now
+                started.setdefault(req.reply_to, []).append(req.rid)
                 self.stats.prompt_tokens += req.num_prompt
                 self.stats.cached_tokens += req.cached_tokens
             else:
@@ -235,6 +245,8 @@ class Scheduler:
             except Exception:
                 log.exception("%s: its sampler could not be made", req.rid)
                 self._end([(req, FAULT)])
+        for server, rids in started.items():
+            self._outbox.to_server(server, SchedulingStarted(epoch=self._epoch, rids=rids, time=now))
 
     # ---- choose ----
 

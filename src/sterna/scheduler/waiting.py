@@ -1,69 +1,104 @@
-"""The waiting queue. A step's cost doesn't depend on how many wait: the head is found, and anyone taken out, in O(1), and whoever comes
-back is put in his place in O(log n) of those that have."""
+"""The waiting queue. A step's cost doesn't depend on how many wait: anyone is taken out in O(1), and the head is found, and whoever has
+a place other than the end put there, in O(log n) of those that have one."""
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 
 from sterna.scheduler.req import Req
 
-Place = tuple[bool, int, int, Req]
-"""(not retracted, serial, a count that makes it unique, who): the order of those that came back."""
+
+class Rank(IntEnum):
+    """Whom a place stands among, from the front."""
+
+    RETRACTED = 0
+    RETURNED = 1
+    """Waited for a prefix."""
+    ORDERED = 2
+
+
+Place = tuple[Rank, float, int, int, Req]
+"""(among whom, where in the order, serial, a count that makes it unique, who)."""
+
+SLACK = 64
+"""Outdated places that may be kept beside as many as there are valid ones."""
 
 
 class WaitingQueue:
-    """Those that came back to it stand before all others: first the retracted, then those that waited for a prefix, each in the order of
-    arrival."""
+    """Those that were retracted stand before all others, in the order of arrival. Behind them, first come first served: those that waited
+    for a prefix, then the rest. Or, with an `order`, all of these from its lowest to its highest value.
 
-    def __init__(self) -> None:
+    `order` is asked once, when somebody comes: what it says of him must not change.
+    """
+
+    def __init__(self, order: Callable[[Req], float] | None = None) -> None:
+        self._order = order
         self._reqs: OrderedDict[str, Req] = OrderedDict()
-        self._back: dict[str, Place] = {}
+        """Those whose place is the end, in the order in which they came."""
+        self._placed: dict[str, Place] = {}
         self._heap: list[Place] = []
-        """The places of `_back`, and outdated ones that are dropped when they come up."""
+        """The places of `_placed`, and outdated ones."""
         self.version = 0
         """Changes whenever who waits, or the order, changes."""
 
     def __len__(self) -> int:
-        return len(self._reqs) + len(self._back)
+        return len(self._reqs) + len(self._placed)
 
     def __iter__(self) -> Iterator[Req]:
-        yield from (place[3] for place in sorted(self._back.values()))
+        yield from (place[-1] for place in sorted(self._placed.values()))
         yield from self._reqs.values()
 
     def __contains__(self, req: Req) -> bool:
-        return req.rid in self._reqs or req.rid in self._back
+        return req.rid in self._reqs or req.rid in self._placed
 
     def push_back(self, req: Req) -> None:
-        self._reqs[req.rid] = req
+        """`req` has come."""
         self.version += 1
+        if self._order is None:
+            self._reqs[req.rid] = req
+        else:
+            self._place(req, Rank.ORDERED, self._order(req))
 
     def push_front(self, reqs: Iterable[Req]) -> None:
         """`reqs` come back."""
         for req in reqs:
             self.version += 1
-            place = (not req.retractions, req.serial, self.version, req)
-            self._back[req.rid] = place
-            heapq.heappush(self._heap, place)
+            if req.retractions:
+                self._place(req, Rank.RETRACTED, 0.0)
+            elif self._order is None:
+                self._place(req, Rank.RETURNED, 0.0)
+            else:
+                self._place(req, Rank.ORDERED, self._order(req))
+
+    def _place(self, req: Req, rank: Rank, where: float) -> None:
+        if len(self._heap) >= 2 * len(self._placed) + SLACK:
+            # Whoever leaves from the middle leaves his place behind, and one near the end might never come up to be dropped.
+            self._heap = list(self._placed.values())
+            heapq.heapify(self._heap)
+        place = (rank, where, req.serial, self.version, req)
+        self._placed[req.rid] = place
+        heapq.heappush(self._heap, place)
 
     def head(self) -> Req | None:
         while self._heap:
-            req = self._heap[0][3]
-            if self._back.get(req.rid) is self._heap[0]:
+            req = self._heap[0][-1]
+            if self._placed.get(req.rid) is self._heap[0]:
                 return req
             heapq.heappop(self._heap)
         return next(iter(self._reqs.values()), None)
 
     def discard(self, req: Req) -> None:
         """Take `req` out if it is there."""
-        if self._back.pop(req.rid, None) is not None or self._reqs.pop(req.rid, None) is not None:
+        if self._placed.pop(req.rid, None) is not None or self._reqs.pop(req.rid, None) is not None:
             self.version += 1
 
     def reorder(self, reqs: list[Req]) -> None:
-        """`reqs` are those that wait, in another order; the retracted stay in front."""
+        """`reqs` are those that wait, in another order; the retracted stay in front. For a queue without `order`."""
         self._reqs = OrderedDict((req.rid, req) for req in reqs if not req.retractions)
-        self._back.clear()
+        self._placed.clear()
         self._heap.clear()
         self.version += 1
         self.push_front(req for req in reqs if req.retractions)

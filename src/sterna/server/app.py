@@ -46,10 +46,11 @@ def create_app(manager: TokenizerManager, args: ServerArgs) -> App:
         metrics=metrics,
         threads=Threads.create(args),
         unknown_fields=UnknownFields(strict=args.strict_fields),
+        auth=Auth(args.api_key, args.admin_api_key, open_paths),
         openapi=msgspec.json.encode(describe(ROUTES, keyed=args.api_key is not None, open_paths=open_paths)),
         started=int(time.time()),
     )
-    return App(context, Auth(args.api_key, open_paths), request_log)
+    return App(context, request_log)
 
 
 class _Compiled(NamedTuple):
@@ -60,9 +61,8 @@ class _Compiled(NamedTuple):
 class App:
     """See the module; `shutdown` ends it. Speaks HTTP only: it needs no lifespan, and refuses WebSockets by saying nothing of them."""
 
-    def __init__(self, context: AppContext, auth: Auth, request_log: RequestLog) -> None:
+    def __init__(self, context: AppContext, request_log: RequestLog) -> None:
         self.context = context
-        self._auth = auth
         self._request_log = request_log
         self._budget = BodyBudget(BODIES_AT_ONCE * context.args.max_body_bytes)
         self._fixed: dict[str, dict[str, Route]] = {}
@@ -79,8 +79,10 @@ class App:
         exchange = Exchange(scope, receive, send, max_body_bytes=self.context.args.max_body_bytes, budget=self._budget)
         route: Route | None = None
         try:
-            self._auth.check(scope["path"], scope["headers"])
+            self.context.auth.check(scope["path"], scope["headers"])
             route = self._route(exchange)
+            if route.admin:
+                self.context.auth.check_admin(scope["headers"])
             await route.handler(exchange, self.context)
         except ClientGone:
             return

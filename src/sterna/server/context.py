@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sterna.config.server_args import ServerArgs
+from sterna.server.auth import Auth
 from sterna.server.body import UnknownFields
 from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
@@ -22,6 +23,7 @@ class AppContext:
     metrics: Metrics
     threads: Threads
     unknown_fields: UnknownFields
+    auth: Auth
     openapi: bytes
     """The document of /openapi.json."""
     started: int

@@ -17,6 +17,7 @@ from sterna.errors import (
     OverloadedError,
     RequestError,
     SternaError,
+    TimedOut,
 )
 from sterna.protocol.finish import FinishAbort
 
@@ -28,7 +29,7 @@ Header = tuple[bytes, bytes]
 class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     type: str
-    """The kind of fault: invalid_request_error, authentication_error, overloaded_error, server_error."""
+    """The kind of fault: invalid_request_error, authentication_error, overloaded_error, timeout_error, server_error."""
     param: str | None
     """The field at fault."""
     code: str
@@ -60,6 +61,8 @@ def to_http(error: BaseException) -> HttpError:
                 headers.append((b"allow", ", ".join(error.allowed).encode()))
         case OverloadedError():
             headers.append((b"retry-after", str(error.retry_after_s).encode()))
+        case TimedOut():
+            pass
         case EngineError():
             log.error("engine error %s: %s", error.code, error.message)
         case _:
@@ -76,23 +79,28 @@ def _tree(root: type[SternaError]) -> Iterator[type[SternaError]]:
 
 
 _OVERLOADED = {cls.code: cls for cls in _tree(OverloadedError) if issubclass(cls, OverloadedError)}
+_TIMED_OUT = {cls.code: cls for cls in _tree(TimedOut) if issubclass(cls, TimedOut)}
 _ENGINE = {cls.code: cls for cls in _tree(EngineError) if issubclass(cls, EngineError)}
 _REQUEST = {cls.code: cls for cls in _tree(RequestError) if issubclass(cls, RequestError)}
 
 
-def error_of(finish: FinishAbort) -> RequestError | OverloadedError | EngineError:
+def error_of(finish: FinishAbort) -> RequestError | OverloadedError | TimedOut | EngineError:
     """The exception that `finish` stands for, which crossed the processes as a value.
 
     Found by `code`; a code that the tree doesn't know is told apart by its status.
     """
     if finish.code in _OVERLOADED:
-        return _OVERLOADED[finish.code](finish.message)
+        return _OVERLOADED[finish.code](finish.message, retry_after_s=finish.retry_after_s)
+    if finish.code in _TIMED_OUT:
+        return _TIMED_OUT[finish.code](finish.message)
     if finish.code in _ENGINE:
         return _ENGINE[finish.code](finish.message)
     if finish.code in _REQUEST:
         return _REQUEST[finish.code](finish.message, param=finish.param)
-    if finish.status_code == 503:
-        return OverloadedError(finish.message, code=finish.code)
+    if finish.status_code in (429, 503):
+        return OverloadedError(finish.message, code=finish.code, retry_after_s=finish.retry_after_s)
+    if finish.status_code == 504:
+        return TimedOut(finish.message)
     if 400 <= finish.status_code < 500:
         return InvalidRequest(finish.message, param=finish.param, code=finish.code)
     return EngineFailure(finish.message)

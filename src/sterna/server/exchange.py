@@ -55,6 +55,7 @@ class Exchange:
         "_max_body",
         "_receive",
         "_send",
+        "body_bytes",
         "path_params",
         "received",
         "registered",
@@ -71,6 +72,8 @@ class Exchange:
         self._max_body = max_body_bytes
         self._budget = budget
         self._held = 0
+        self.body_bytes = 0
+        """Of the body, once it has been read."""
         self.received = time.monotonic()
         self.request_id = _request_id(self.header(b"x-request-id"))
         self.route = ""
@@ -105,6 +108,7 @@ class Exchange:
             self._held += len(chunk)
             chunks.append(chunk)
             if not message.get("more_body", False):
+                self.body_bytes = self._held
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _too_large(self) -> PayloadTooLarge:

@@ -31,7 +31,6 @@ SGLANG_UNBUILT: dict[str, tuple[Any, ...]] = {
     "lora_path": (),
     "lora_id": (),
     "session_id": (),
-    "priority": (0,),
     "extra_key": (),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),

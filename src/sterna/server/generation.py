@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,32 +14,58 @@ from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import GenerateReqInput
 from sterna.server.errors import error_of, rename_param, to_http
 from sterna.server.exchange import ClientGone, Exchange
+from sterna.server.openai.fields import usage_of
 from sterna.server.sse import SseStream
 from sterna.server.threads import BoundedThreads
+from sterna.tokenizer_manager.admission import Admission, Terms
 from sterna.tokenizer_manager.fan_out import JournalMerge
 from sterna.tokenizer_manager.manager import TokenizerManager
-from sterna.tokenizer_manager.req_state import AbortCause, Admission, JournalReader, Origin, OutputDelta, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, OutputDelta, aborted
+
+BYTES_PER_TOKEN = 4
+"""Of a request's body, before its prompt is tokenized."""
 
 
 class Places:
-    """One admission per prompt of an HTTP request. Those that no journal has taken over go back at `close`."""
+    """One admission per prompt of an HTTP request. `close` gives back those that no journal has taken over."""
 
-    def __init__(self, manager: TokenizerManager, count: int) -> None:
-        """Raises QueueFull, OverloadedError or EngineDead; then none is held."""
-        self._held: list[Admission] = []
+    def __init__(self, admissions: Sequence[Admission]) -> None:
+        self.admissions = admissions
+
+    @asynccontextmanager
+    async def until_ended(self) -> AsyncIterator[None]:
+        """Raise what ends the request from outside (a timeout, an eviction) out of the block, at that moment.
+
+        It is for the time before there are journals to say so. An abort isn't raised: it is answered with an output, as any other.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        over: FinishAbort | None = None
+
+        def end(reason: FinishAbort) -> None:
+            nonlocal over
+            if over is None and not aborted(reason):
+                over = reason
+                task.cancel()
+
+        cancelling = task.cancelling()
+        for admission in self.admissions:
+            admission.on_end = end
         try:
-            for _ in range(count):
-                self._held.append(manager.admit())
-        except BaseException:
-            self.close()
+            yield
+        except asyncio.CancelledError:
+            if over is not None and task.uncancel() <= cancelling:
+                raise error_of(over) from None
             raise
-
-    def take(self) -> Admission:
-        return self._held.pop()
+        finally:
+            for admission in self.admissions:
+                if admission.on_end is end:
+                    admission.on_end = None
 
     def close(self) -> None:
-        while self._held:
-            self._held.pop().close()
+        for admission in self.admissions:
+            if admission.rid is None:
+                admission.close()
 
 
 class Generations:
@@ -55,6 +82,7 @@ class Generations:
         count: int,
         convert: Callable[[], list[GenerateReqInput]],
         *,
+        terms: Terms,
         user: str | None,
         params: Mapping[str, str],
         threads: BoundedThreads | None = None,
@@ -63,18 +91,22 @@ class Generations:
 
         `threads` are those that a slow `convert` has for itself; without them it runs where prompts are tokenized.
 
-        Places come first: a refusal for load costs neither template nor tokenizer. `rid` is the client's name for all of it; `params` says
-        what the surface calls the core's fields.
-        Raises RequestError, OverloadedError, EngineError; ClientGone at the moment when the client goes.
+        Places come first: a refusal for load costs neither template nor tokenizer. `rid` is the client's name for all of it, and so is the
+        request id; `params` says what the surface calls the core's fields.
+        Raises RequestError, OverloadedError, TimedOut, EngineError; ClientGone at the moment when the client goes.
         """
         outputs = Outputs(params)
-        places = Places(self.manager, count)
+        places = Places([])
+        manager = self.manager
         try:
-            async with exchange.until_gone():
-                objs = await (self.manager.run_blocking if threads is None else threads.run)(convert)
-                with self.manager.named(rid, [obj.rid for obj in objs]):
-                    origin = Origin(exchange.route, exchange.request_id, rid, user, objs[0].stream)
-                    outputs.readers += await self._start(exchange, objs, [places.take() for _ in objs], origin)
+            places.admissions = manager.admit_all(terms, count, exchange.body_bytes // BYTES_PER_TOKEN)
+            with manager.claims.claimed({rid, exchange.request_id}, places.admissions):
+                async with exchange.until_gone(), AsyncExitStack() as names:
+                    async with places.until_ended():
+                        objs = await (manager.run_blocking if threads is None else threads.run)(convert)
+                        names.enter_context(manager.named(rid, [obj.rid for obj in objs]))
+                        origin = Origin(exchange.route, exchange.request_id, rid, user, objs[0].stream)
+                        outputs.readers += await self._start(exchange, objs, places.admissions, origin)
                     yield outputs
         except RequestError as error:
             raise rename_param(error, params) from None
@@ -86,7 +118,7 @@ class Generations:
             places.close()
 
     async def _start(
-        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: list[Admission], origin: Origin
+        self, exchange: Exchange, objs: list[GenerateReqInput], admissions: Sequence[Admission], origin: Origin
     ) -> list[JournalReader]:
         starting = self.manager.generate_batch(objs, admissions, origin)
         exchange.registered = True
@@ -100,12 +132,17 @@ class Outputs:
         self.readers: list[JournalReader] = []
         self._params = params
         self._merge: JournalMerge | None = None
+        self._fault: Exception | None = None
+        """What the next call of `next` raises."""
 
     async def next(self) -> tuple[int, OutputDelta]:
-        """The index of a prompt, and what its journal gained. Raises what a refusal, a fault or a timeout of the request stands for.
+        """The index of a prompt, and what its journal gained. Raises what a refusal, a fault or a timeout of the request stands for, once
+        all output before it has been given out.
 
         Loses nothing when it is cancelled and called again.
         """
+        if self._fault is not None:
+            raise self._fault
         if len(self.readers) == 1:
             index, delta = 0, await self.readers[0].next_delta()
         else:
@@ -114,7 +151,10 @@ class Outputs:
             index, delta = await self._merge.next()
         if isinstance(delta.finished_reason, FinishAbort) and not aborted(delta.finished_reason):
             error = error_of(delta.finished_reason)
-            raise rename_param(error, self._params) if isinstance(error, RequestError) else error
+            self._fault = rename_param(error, self._params) if isinstance(error, RequestError) else error
+            if not delta.output_ids and not delta.text:
+                raise self._fault
+            return index, OutputDelta(delta.text, delta.output_ids, None)
         return index, delta
 
     async def all(self) -> list[Full]:
@@ -182,6 +222,6 @@ async def write_stream(exchange: Exchange, outputs: Outputs, chunks: Chunks, arg
     except ClientGone:
         raise
     except Exception as fault:
-        await sse.fail(to_http(fault))
+        await sse.fail(to_http(fault), usage_of(readers))
     finally:
         sse.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -28,12 +29,26 @@ BODY_DEADLINE_S = 300.0
 BODY_IDLE_S = 30.0
 """Between two parts of a body."""
 WRITE_STALL_S = 120.0
-"""That a client may take nothing of an answer that waits to be sent."""
+"""That a client may take to read what waits to be sent to it (some 64 KB) before it counts as gone. Meanwhile its stream writes nothing;
+what its request goes on to say is merged into one delta, which the request's own length bounds."""
 MAX_HEADER_BYTES = 64 * 1024
 DATE_INTERVAL_S = 1.0
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 GRACE_S = 5
 """Seconds that `shutdown` leaves to responses that are still being written."""
+
+
+MAX_CONNECTIONS = 65_536
+"""Open files that the server asks for. Often it is given 1,024 and may have far more; a burst beyond them is cut off unanswered."""
+
+
+def raise_file_limit() -> None:
+    """As far as this user may, up to `MAX_CONNECTIONS`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # some systems have a limit behind the limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class HTTPServer:
@@ -65,6 +80,7 @@ class HTTPServer:
 
     async def startup(self) -> None:
         """Returns when connections are being answered."""
+        raise_file_limit()
         started = asyncio.Event()
         self._server.on_started = started
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))

@@ -26,6 +26,8 @@ class Route(NamedTuple):
     """Type of the JSON answer; None where it is something else."""
     streams: bool = False
     """Whether it may answer with server-sent events, and counts as a request in the log."""
+    admin: bool = False
+    """Whether it concerns everybody's requests: `--admin-api-key`."""
 
 
 def compile_path(path: str) -> re.Pattern[str]:

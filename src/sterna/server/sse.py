@@ -1,7 +1,7 @@
 """Server-sent events, as bytes, and a stream's life: nothing sent → status line out → events → end.
 
 The status line goes out at the first of: the first output, an error (then it is the error's own status), or `sse_commit_after`. After it an
-error is one event that carries `{"error": …}`, and the end of the stream, without `[DONE]`.
+error is one event that carries `{"error": …, "usage": …}`, and the end of the stream, without `[DONE]`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
+
 from sterna.server.errors import HttpError
 from sterna.server.exchange import Exchange
+from sterna.server.openai.fields import Usage
 
 T = TypeVar("T")
 
@@ -67,10 +70,10 @@ class SseStream:
             )
         await self._exchange.write(data, more=more)
 
-    async def fail(self, error: HttpError) -> None:
-        """End the stream with `error`."""
+    async def fail(self, error: HttpError, usage: Usage) -> None:
+        """End the stream with `error`; where output may have left before it, the event says what was used."""
         if self.committed:
-            await self.send(event(error.body), more=False)
+            await self.send(event(b'%b,"usage":%b}' % (error.body.removesuffix(b"}"), msgspec.json.encode(usage))), more=False)
         else:
             await self._exchange.respond_error(error)
 

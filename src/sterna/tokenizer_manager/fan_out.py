@@ -1,4 +1,4 @@
-"""A fan-out: one HTTP request that runs as several (a list of prompts). Its name, its message, and its journals read as one."""
+"""A fan-out: one HTTP request that runs as several (a list of prompts). Its names, its message, and its journals read as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from sterna.protocol.finish import ABORTED
 from sterna.protocol.generate import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
+from sterna.tokenizer_manager.admission import Admission
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
 
 
@@ -34,6 +36,41 @@ class FanOuts:
             yield
         finally:
             del self._members[rid]
+
+
+class Claims:
+    """What clients call their HTTP requests, from admission on: the rid that each was given, and the X-Request-Id that it came with, which
+    several may share. Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, list[Sequence[Admission]]] = {}
+
+    @contextmanager
+    def claimed(self, names: set[str], places: Sequence[Admission]) -> Iterator[None]:
+        """Inside the block each of `names` stands for `places`."""
+        for name in names:
+            self._places.setdefault(name, []).append(places)
+        try:
+            yield
+        finally:
+            for name in names:
+                claims = self._places[name]
+                claims[:] = [each for each in claims if each is not places]
+                if not claims:
+                    del self._places[name]
+
+    def rids(self, name: str) -> list[str]:
+        """The rids of those requests of that name that are registered."""
+        return [place.rid for places in self._places.get(name, ()) for place in places if place.rid is not None]
+
+    def abort_unregistered(self, name: str | None = None) -> int:
+        """Those of that name, or all, that hold a place and aren't registered yet will end when they are; how many there were."""
+        claims = [self._places.get(name, [])] if name is not None else self._places.values()
+        places = {place for each in claims for places in each for place in places}
+        early = [place for place in places if place.rid is None and place.reason is None and not place.closed]
+        for place in early:
+            place.end(ABORTED)
+        return len(early)
 
 
 def to_message(reqs: list[TokenizedGenerateReqInput]) -> TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput:

@@ -29,16 +29,18 @@ from sterna.protocol.control import (
     ProcessFailed,
     ProcessReady,
     SchedulerStats,
+    SchedulingStarted,
 )
 from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
 from sterna.protocol.generate import AbortReq, BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
+from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission, Terms
 from sterna.tokenizer_manager.control import ControlCalls, look_up
-from sterna.tokenizer_manager.fan_out import FanOuts, to_message
+from sterna.tokenizer_manager.fan_out import Claims, FanOuts, to_message
 from sterna.tokenizer_manager.flight_recorder import FlightRecorder
-from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold
-from sterna.tokenizer_manager.req_state import AbortCause, Admission, JournalReader, Origin, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold, note_started
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, ReqState, RequestTimes, aborted
 from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
 from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
@@ -53,6 +55,8 @@ CREDIT_BATCH = 4
 # Messages folded before other tasks of the loop get their turn.
 DRAIN_LIMIT = 64
 TOKENIZER_THREADS = 2
+CUT_GRACE_S = 0.5
+"""For the last text of a request whose time is over to come through; then it ends without."""
 
 
 class TokenizerManager:
@@ -87,9 +91,10 @@ class TokenizerManager:
         self.recorder = FlightRecorder(args.flight_recorder)
         self.on_finish: list[Callable[[ReqState, Outcome], None]] = [self.recorder.finished]
         self.ready_event = asyncio.Event()
-        self.idle_event = asyncio.Event()
+        self.accounts = Accounts(args)
+        self.claims = Claims()
+        self.idle_event = self.accounts.idle_event
         """Set while no request is admitted."""
-        self.idle_event.set()
         self._epoch = epoch
         self._inbox = inbox
         self._scheduler = scheduler
@@ -97,8 +102,6 @@ class TokenizerManager:
         self._fan_outs = FanOuts()
         self._closed: set[str] = set()
         """Live rids whose reader has gone."""
-        self._admitted = 0
-        self._capacity = min(args.max_running_requests + args.max_queued_requests, args.max_detokenizer_states)
         self.sessions = Sessions(
             max_sessions=args.max_sessions,
             max_tokens=args.max_session_tokens,
@@ -127,6 +130,7 @@ class TokenizerManager:
         if self._loop is not None:
             self._loop.remove_reader(self._inbox.fd)
             self._loop = None
+        self.accounts.deadlines.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -155,24 +159,20 @@ class TokenizerManager:
 
     # ---- requests ----
 
-    def admit(self) -> Admission:
-        """Take a place for one request. Raises EngineDead, Draining, NotReady or QueueFull."""
+    def admit(self, terms: Terms = ANY_TERMS) -> Admission:
+        """Take a place for one request: `admit_all` of one."""
+        (admission,) = self.admit_all(terms)
+        return admission
+
+    def admit_all(self, terms: Terms, count: int = 1, tokens: int = 0) -> list[Admission]:
+        """Take places. Raises EngineDead, Draining, NotReady, and what `Accounts.admit` raises."""
         if self.failure is not None:
             raise EngineDead("the engine has stopped")
         if self.draining:
             raise Draining("the server is shutting down")
         if not self.ready_event.is_set():
             raise NotReady("the model is still being loaded")
-        if self._admitted >= self._capacity:
-            raise QueueFull("The request queue is full.")
-        self._admitted += 1
-        self.idle_event.clear()
-        return Admission(self._release_admission)
-
-    def _release_admission(self) -> None:
-        self._admitted -= 1
-        if not self._admitted:
-            self.idle_event.set()
+        return self.accounts.admit(terms, count, tokens)
 
     async def run_blocking(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn` off the event loop."""
@@ -204,11 +204,16 @@ class TokenizerManager:
             self._dispatch(states)
         except BaseException as fault:
             for state in states:
-                if isinstance(fault, asyncio.CancelledError):
+                reason = state.admission.reason
+                if reason is not None:
+                    self._abort(state, self._note_cut(state, reason), reason)
+                elif isinstance(fault, asyncio.CancelledError):
                     self.recorder.note(state.rid, "aborted", "client_gone")
                 end_locally(state, _reason_of(fault))
                 self._remove(state, self._outcome(state))
             raise
+        for state in states:
+            state.admission.on_end = partial(self._cut, state)
         return [JournalReader(state, self._reader_closed) for state in states]
 
     def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None) -> list[ReqState]:
@@ -224,9 +229,13 @@ class TokenizerManager:
             for each in admissions:
                 each.close()
             raise
+        for state in states.values():
+            state.admission.rid = state.rid
         self._states |= states
         for state in states.values():
             self.recorder.begin(state)
+            if state.admission.reason is not None:  # aborted before it had a state
+                self._abort(state, "abort_request", state.admission.reason)
         self.started_total += len(states)
         return list(states.values())
 
@@ -248,6 +257,7 @@ class TokenizerManager:
         state.times.tokenized = time.monotonic()
         state.tokenized = tokenized
         state.prompt_tokens = len(tokenized.input_ids)
+        state.admission.tokenized(state.prompt_tokens)
 
     def _dispatch(self, states: list[ReqState]) -> None:
         """Send those that haven't ended while they were being tokenized: aborted, or the engine died."""
@@ -268,15 +278,20 @@ class TokenizerManager:
         return self._fan_outs.named(rid, members)
 
     def abort_request(self, rid: str, cause: AbortCause = "abort_request") -> int:
-        """End exactly this rid, or all members of the fan-out of that name; how many were live. Their readers get the terminal output."""
-        found = [state for member in self._fan_outs.members(rid) if (state := self._states.get(member)) is not None and not state.finished]
+        """End exactly this rid, or else all that was sent under that name: a fan-out, an X-Request-Id. How many were live.
+
+        Their readers get the terminal output.
+        """
+        exact = rid in self._states
+        rids = [rid] if exact else dict.fromkeys([*self._fan_outs.members(rid), *self.claims.rids(rid)])
+        found = [state for each in rids if (state := self._states.get(each)) is not None and not state.finished]
         for state in found:
             self._abort(state, cause)
-        return len(found)
+        return len(found) + (0 if exact else self.claims.abort_unregistered(rid))
 
     def abort_all(self) -> int:
         """End every live request; how many there were."""
-        return sum(self.abort_request(rid) for rid in list(self._states))
+        return sum(self.abort_request(rid) for rid in list(self._states)) + self.claims.abort_unregistered()
 
     async def flush_cache(self) -> int:
         """Tokens whose KV was dropped. Raises EngineDead."""
@@ -316,13 +331,33 @@ class TokenizerManager:
 
     # ---- endings ----
 
-    def _abort(self, state: ReqState, cause: AbortCause) -> None:
+    def _abort(self, state: ReqState, cause: AbortCause, reason: FinishAbort = ABORTED) -> None:
         self.recorder.note(state.rid, "aborted", cause)
         if not state.dispatched:
-            end_locally(state, ABORTED)
+            end_locally(state, reason)
         elif not state.abort_sent:
             state.abort_sent = True
-            self._scheduler.send(AbortReq(rid=state.rid))
+            self._scheduler.send(AbortReq(rid=state.rid, reason=reason))
+
+    def _cut(self, state: ReqState, reason: FinishAbort) -> None:
+        """Its time is over, or its place was given to another. What it has said comes through first, unless that takes too long."""
+        if state.finished:
+            return
+        grace = state.admission.begun and not state.abort_sent
+        if not state.abort_sent:
+            self._abort(state, self._note_cut(state, reason), reason)
+        if grace and not state.finished:
+            self.accounts.deadlines.again(state.admission, reason, CUT_GRACE_S)
+        else:
+            self._end_locally(state, reason)
+
+    def _note_cut(self, state: ReqState, reason: FinishAbort) -> AbortCause:
+        """What the recorder calls it."""
+        if reason.code == QueueFull.code:
+            return "evicted"
+        if not aborted(reason):
+            self.recorder.note(state.rid, "timeout", reason.code)
+        return "timeout"
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)
@@ -389,6 +424,8 @@ class TokenizerManager:
             case SchedulerStats():
                 if message.epoch == self._epoch:
                     self.stats = message
+            case SchedulingStarted():
+                note_started(self._states, message)
             case FlushCacheOutput():
                 self._control.answer(message)
             case LookUpOutput():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sterna.protocol.control import SchedulingStarted
 from sterna.protocol.finish import FinishAbort
 from sterna.protocol.generate import StrRow
 from sterna.tokenizer_manager.req_state import ReqState
@@ -54,6 +56,8 @@ def fold(state: ReqState, row: StrRow, epoch: int, detokenized_time: float, now:
         state.output_ids += row.output_ids
         if state.last_row_time is not None:
             itl.observe(now - state.last_row_time, len(row.output_ids))
+        else:
+            state.admission.begin(now)  # where the row was faster than the word of its beginning
         state.last_row_time = now
     state.text_chunks.append(row.output_str)
     state.prompt_tokens = row.prompt_tokens
@@ -65,6 +69,15 @@ def fold(state: ReqState, row: StrRow, epoch: int, detokenized_time: float, now:
         state.times.take(row.times)
     state.event.set()
     return True
+
+
+def note_started(states: Mapping[str, ReqState], message: SchedulingStarted) -> None:
+    """Of `states`, those that the scheduler has begun."""
+    for rid in message.rids:
+        state = states.get(rid)
+        if state is not None and state.epoch == message.epoch:
+            state.times.first_scheduled = state.times.first_scheduled or message.time
+            state.admission.begin(message.time)
 
 
 def end_locally(state: ReqState, reason: FinishAbort) -> None:

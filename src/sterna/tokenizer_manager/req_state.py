@@ -19,22 +19,8 @@ from typing import Literal, NamedTuple
 
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
+from sterna.tokenizer_manager.admission import Admission
 from sterna.tokenizer_manager.session import Turn
-
-
-class Admission:
-    """A place among the live requests, taken before any work is done for one. `close` gives it back, once."""
-
-    __slots__ = ("_release",)
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
-
-    def close(self) -> None:
-        if self._release is not None:
-            release, self._release = self._release, None
-            release()
-
 
 AbortCause = Literal[
     "client_gone", "abort_request", "replaced", "request_failed", "timeout", "evicted", "shutdown", "output_lost", "decode_refused"

@@ -69,6 +69,7 @@ def to_tokenized(
         reply_to=reply_to,
         epoch=epoch,
         priority=obj.priority,
+        received_time=obj.received_time,
         cache_namespace=obj.cache_namespace,
     )
 

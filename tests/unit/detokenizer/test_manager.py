@@ -124,7 +124,7 @@ def test_a_request_that_finds_no_room_is_refused_at_its_start_and_the_others_go_
     assert rows_of(manager, batch(TokenIDRow("two", 1, [98]))) == []
     (end,) = rows_of(manager, batch(TokenIDRow("two", 2, [98], FinishAbort("aborted", 499, "aborted"))))
     assert isinstance(end.finished_reason, FinishAbort)
-    assert (end.finished_reason.status_code, end.output_ids, end.output_str) == (503, [], "")
+    assert (end.finished_reason.status_code, end.output_ids, end.output_str) == (429, [], "")
 
 
 def test_a_row_seen_already_and_one_of_an_older_epoch_are_dropped() -> None:
@@ -148,7 +148,7 @@ def test_a_gap_refuses_its_rid_and_no_other() -> None:
 
 def test_a_refusal_before_any_token_ends_at_once() -> None:
     manager = new_manager()
-    reason = FinishAbort("The request queue is full.", 503, "queue_full")
+    reason = FinishAbort("The request queue is full.", 429, "queue_full")
     (row,) = rows_of(manager, batch(TokenIDRow("r", 0, [], reason, opening())))
     assert (row.finished_reason, row.output_str) == (reason, "")
     assert manager.num_states == 0

@@ -10,7 +10,7 @@ from model_facts import model_facts
 from sterna.config.server_args import ServerArgs
 from sterna.executor.scripted import ScriptedExecutor, create
 from sterna.protocol.channels import ToScheduler, ToServer
-from sterna.protocol.control import OutputCredit, SchedulerStats
+from sterna.protocol.control import OutputCredit, SchedulerStats, SchedulingStarted
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import AbortReq, BatchTokenIDOutput, CacheNamespace, TokenIDRow, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
@@ -41,6 +41,9 @@ class Outbox:
         self.batches = 0
         self.rows: dict[str, list[TokenIDRow]] = {}
         self.stats: SchedulerStats | None = None
+        self.started: list[str] = []
+        """Rids in the order in which they left the waiting queue."""
+        self._begun: set[tuple[int, str]] = set()
         self.control: list[tuple[str | None, ToServer]] = []
 
     def to_detokenizer(self, message: BatchTokenIDOutput) -> None:
@@ -54,10 +57,17 @@ class Outbox:
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
             assert (row.times is not None) == (row.opening is not None or row.finished_reason is not None)
             rows.append(row)
+            if row.finished_reason is not None:
+                self._begun -= {key for key in self._begun if key[1] == row.rid}
 
     def to_server(self, address: str | None, message: ToServer) -> None:
         if isinstance(message, SchedulerStats):
             self.stats = message
+        elif isinstance(message, SchedulingStarted):
+            self.started += message.rids
+            begun = [(message.epoch, rid) for rid in message.rids]
+            assert not self._begun.intersection(begun), "a request begins once"
+            self._begun.update(begun)
         else:
             self.control.append((address, message))
 
@@ -94,8 +104,11 @@ class Harness:
         stream: bool = True,
         salt: str = "",
         resume: list[int] | None = None,
+        priority: int = 0,
+        arrival: float = 1.0,
         **params: object,
     ) -> None:
+        """`arrival`: when the server got it. Of one moment unless said: what orders them is then what a test varies."""
         sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
         self.inbox.messages.append(
             TokenizedGenerateReqInput(
@@ -106,6 +119,8 @@ class Harness:
                 reply_to="ipc://server",
                 cache_namespace=CacheNamespace(salt=salt),
                 resume_output_ids=resume or [],
+                priority=priority,
+                received_time=arrival,
             )
         )
 

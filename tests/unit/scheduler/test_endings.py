@@ -192,7 +192,7 @@ def test_a_burst_fills_the_rows_and_the_queue_before_anyone_is_refused() -> None
     for i in range(5):
         h.send(f"r{i}", [1, 2], 3)
     h.run()
-    assert h.abort_code("r4") == (503, "queue_full")
+    assert h.abort_code("r4") == (429, "queue_full")
     assert all(h.reason(f"r{i}") == FinishLength(3) for i in range(4))
 
 
@@ -204,7 +204,7 @@ def test_one_more_than_the_queue_holds_is_refused() -> None:
     for i in range(4):
         h.send(f"waiting{i}", [1, 2], 3)
     h.run()
-    assert h.abort_code("waiting3") == (503, "queue_full")
+    assert h.abort_code("waiting3") == (429, "queue_full")
     assert all(h.reason(f"waiting{i}") == FinishLength(3) for i in range(3))
     h.assert_at_baseline()
 

@@ -142,7 +142,7 @@ async def test_an_unexpected_fault_is_a_500_without_its_cause_and_a_log_with_it(
 
         engine.template.render = render
         call = await post(engine.app, CHAT, {"messages": HI})
-        assert engine.manager._admitted == 0
+        assert engine.manager.accounts.live == 0
     assert call.status == 500
     assert call.error == {"message": "internal error", "type": "server_error", "param": None, "code": "internal_error"}
     assert "secret detail" in caplog.text

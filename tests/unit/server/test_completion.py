@@ -58,7 +58,7 @@ async def test_anything_else_is_a_400_that_names_prompt(prompt: Any) -> None:
         call = await post(engine.app, PATH, {"prompt": prompt})
         assert call.status == 400
         assert call.error["param"].startswith("prompt")
-        assert engine.manager._admitted == 0
+        assert engine.manager.accounts.live == 0
 
 
 async def test_too_many_prompts_are_refused() -> None:

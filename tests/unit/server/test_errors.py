@@ -13,7 +13,7 @@ def tree(root: type[errors.SternaError]) -> list[type[errors.SternaError]]:
     return [root, *(found for child in root.__subclasses__() for found in tree(child))]
 
 
-SERVED = [*tree(errors.RequestError), *tree(errors.OverloadedError), *tree(errors.EngineError)]
+SERVED = [kind for root in (errors.RequestError, errors.OverloadedError, errors.TimedOut, errors.EngineError) for kind in tree(root)]
 
 
 @pytest.mark.parametrize("kind", SERVED, ids=lambda kind: kind.__name__)
@@ -39,13 +39,21 @@ def test_an_error_that_crossed_a_process_comes_back_as_its_kind(kind: type[error
     [
         (400, errors.InvalidRequest),
         (422, errors.InvalidRequest),
+        (429, errors.OverloadedError),
         (503, errors.OverloadedError),
+        (504, errors.TimedOut),
         (500, errors.EngineFailure),
         (599, errors.EngineFailure),
     ],
 )
 def test_an_unknown_code_is_told_apart_by_its_status(status: int, kind: type[errors.SternaError]) -> None:
     assert type(error_of(FinishAbort("m", status, "brand_new"))) is kind
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    found = error_of(FinishAbort("full", 429, "queue_full", retry_after_s=17))
+    assert dict(to_http(found).headers)[b"retry-after"] == b"17"
+    assert dict(to_http(error_of(FinishAbort("full", 429, "queue_full"))).headers)[b"retry-after"] == b"1"
 
 
 def test_a_foreign_exception_tells_nothing() -> None:

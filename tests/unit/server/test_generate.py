@@ -158,7 +158,7 @@ async def test_a_bad_body_is_a_400_that_names_its_field(body: dict[str, Any], pa
     async with running() as engine:
         call = await post(engine.app, PATH, body)
         assert (call.status, call.error["param"]) == (400, param)
-        assert engine.manager._admitted == 0
+        assert engine.manager.accounts.live == 0
 
 
 async def test_each_prompt_of_a_list_can_have_a_rid_of_its_own() -> None:

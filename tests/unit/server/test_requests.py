@@ -62,7 +62,7 @@ async def test_what_happened_more_than_once_is_shown_as_often() -> None:
     async with running() as engine:
         engine.script = retracted
         call = await post(engine.app, "/generate", {"text": "hi", "rid": "r"})
-        assert call.status == 503
+        assert call.status == 429
         (trace,) = (await seen(engine, f"{LISTED}/r"))["requests"]
     happened = [(event["stage"], event.get("cause"), event.get("tokens")) for event in trace["events"] if "tokens" in event]
     assert happened == [

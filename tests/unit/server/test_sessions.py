@@ -11,6 +11,8 @@ from byte_model import BOS
 from sterna.protocol.finish import FinishAbort, FinishLength
 from unit.server.asgi import Call, get, post, start
 from unit.server.engine import Engine, answer, running, silence
+from unit.server.test_overload import begin, end_as_told
+from unit.tokenizer_manager.fakes import pass_time
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 ASK: dict[str, dict[str, Any]] = {
@@ -162,6 +164,30 @@ async def test_a_turn_that_ends_otherwise_leaves_the_context_too(ending: str) ->
         assert seen(engine, "b") == b"hihello worldhi"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("limit", "status"), [("waiting_timeout", 503), ("running_timeout", 504), ("deadline_exceeded", 504)])
+async def test_a_turn_that_takes_too_long_leaves_the_context(limit: str, status: int, stream: bool) -> None:
+    flags = {} if limit == "deadline_exceeded" else {limit: 100.0}
+    async with running(context_len=512, **flags) as engine:
+        session = await opened(engine)
+        await turn(engine, GENERATE, {"id": session}, rid="a")
+        end_as_told(engine)
+        engine.script = silence
+        body = {**ASK[GENERATE], "session_params": {"id": session, "rid": "a"}, "rid": "b", "stream": stream}
+        call = start(engine.app, "POST", GENERATE, {**body, "timeout": 100} if limit == "deadline_exceeded" else body)
+        await dispatched(engine, 2)
+        if limit == "running_timeout":
+            begin(engine, "b")
+            while engine.manager.accounts.queued:
+                await asyncio.sleep(0)
+        pass_time(engine.manager, 100)
+        await call.done()
+        assert (call.status, call.error["code"]) == (status, limit)
+        engine.script = answer("!")
+        assert (await turn(engine, GENERATE, {"id": session, "rid": "a"}, rid="b")).status == 200
+        assert seen(engine, "b") == b"hihello worldhi"
+
+
 async def test_a_second_turn_at_one_place_is_busy_and_so_is_an_unfinished_one() -> None:
     async with running(context_len=512) as engine:
         session = await opened(engine)
@@ -177,7 +203,7 @@ async def test_a_second_turn_at_one_place_is_busy_and_so_is_an_unfinished_one() 
         await call.done()
         engine.script = answer("!")
         assert (await turn(engine, GENERATE, {"id": session, "rid": "a"}, rid="c")).status == 200
-        assert engine.manager._admitted == 0
+        assert engine.manager.accounts.live == 0
 
 
 async def test_replace_ends_the_running_turn_and_goes_on_from_its_tokens() -> None:
@@ -225,7 +251,7 @@ async def test_unknown_closed_and_expired_are_404() -> None:
                 assert (call.status, call.error["code"], call.error["param"]) == (404, "session_not_found", "session_params.id")
             call = await post(engine.app, "/close_session", {"session_id": name})
             assert (call.status, call.error["code"], call.error["param"]) == (404, "session_not_found", "session_id")
-        assert (engine.received, engine.manager._admitted) == ([], 0)
+        assert (engine.received, engine.manager.accounts.live) == ([], 0)
 
 
 async def test_bounds_have_their_answers() -> None:
@@ -281,7 +307,7 @@ async def test_a_bad_body_is_a_400_that_names_its_field(path: str, body: Any, pa
         await turn(engine, GENERATE, {"id": "twice"}, rid="a")
         call = await post(engine.app, path, {**ASK.get(path, {}), **body} if isinstance(body, dict) else body)
         assert (call.status, call.error["param"]) == (400, param), call.body
-        assert engine.manager._admitted == 0
+        assert engine.manager.accounts.live == 0
 
 
 @pytest.mark.parametrize("body", [{}, b"", {"session_id": None, "capacity": None, "timeout": None, "streaming": None}])

@@ -18,7 +18,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"text": "hi"}),
     ("/generate", {"input_ids": [[1, 2], [3]]}),
 ]
-QUEUE_FULL = FinishAbort("The request queue is full.", 503, "queue_full")
+QUEUE_FULL = FinishAbort("The request queue is full.", 429, "queue_full")
 FAULT = FinishAbort("internal error", 500, "engine_failure")
 
 
@@ -33,7 +33,7 @@ async def test_an_error_before_the_first_output_is_an_http_status(path: str, bod
     async with running() as engine:
         engine.script = answer("", reason=QUEUE_FULL)
         call = await post(engine.app, path, {**body, "stream": stream})
-        assert call.status == 503
+        assert call.status == 429
         assert call.headers["retry-after"] == "1"
         assert call.error == {"message": "The request queue is full.", "type": "overloaded_error", "param": None, "code": "queue_full"}
         await nothing_left(engine)
@@ -59,7 +59,15 @@ async def test_an_error_after_the_first_output_is_one_event_and_the_end(path: st
         *before, error = call.events
         assert before
         assert "[DONE]" not in before
-        assert error == {"error": {"message": "internal error", "type": "server_error", "param": None, "code": "engine_failure"}}
+        assert error["error"] == {"message": "internal error", "type": "server_error", "param": None, "code": "engine_failure"}
+        count = len(engine.received)
+        prompts = sum(len(request.input_ids) for request in engine.received)
+        assert error["usage"] == {
+            "prompt_tokens": prompts,
+            "completion_tokens": 3 * count,
+            "total_tokens": prompts + 3 * count,
+            "prompt_tokens_details": {"cached_tokens": 2 * count},
+        }
         await nothing_left(engine)
 
 
@@ -153,7 +161,7 @@ async def test_a_refusal_for_load_comes_before_template_and_tokenizer() -> None:
         engine.template.messages = []
         for stream in (False, True):
             call = await post(engine.app, CHAT, {"messages": [{"role": "user", "content": "RAISE"}], "stream": stream})
-            assert (call.status, call.error["code"]) == (503, "queue_full")
+            assert (call.status, call.error["code"]) == (429, "queue_full")
             assert "retry-after" in call.headers
         assert engine.template.messages == []
         await drop(*live)
@@ -164,9 +172,23 @@ async def test_a_refusal_for_load_comes_before_template_and_tokenizer() -> None:
 
 async def test_a_list_that_finds_no_room_gives_its_places_back() -> None:
     async with running(max_running_requests=1, max_queued_requests=1) as engine:
-        call = await post(engine.app, "/v1/completions", {"prompt": ["a", "b", "c"]})
-        assert call.status == 503
+        engine.script = silence
+        one = start(engine.app, "POST", "/v1/completions", {"prompt": "a", "rid": "one"})
+        await dispatched(engine)
+        call = await post(engine.app, "/v1/completions", {"prompt": ["a", "b"]})
+        assert (call.status, call.error["code"]) == (429, "queue_full")
+        engine.script = answer("ok")
+        engine.put("one", "done", reason=FinishLength(4))
+        assert (await one.done()).status == 200
         assert (await post(engine.app, "/v1/completions", {"prompt": ["a", "b"]})).status == 200
+
+
+async def test_a_list_that_could_never_find_room_is_no_matter_of_load() -> None:
+    async with running(max_running_requests=1, max_queued_requests=1) as engine:
+        for path, field in (("/v1/completions", "prompt"), ("/generate", "text")):
+            call = await post(engine.app, path, {field: ["a", "b", "c"]})
+            assert (call.status, call.error["param"]) == (400, field)
+        await nothing_left(engine)
 
 
 async def test_one_bad_member_refuses_the_list_before_anything_is_dispatched() -> None:
@@ -214,7 +236,7 @@ async def test_draining_refuses_new_work_and_lets_the_old_finish() -> None:
 
 async def nothing_left(engine: Engine) -> None:
     await asyncio.wait_for(engine.manager.idle_event.wait(), 30)
-    assert engine.manager._admitted == 0
+    assert engine.manager.accounts.live == 0
 
 
 async def drop(*calls: Call) -> None:

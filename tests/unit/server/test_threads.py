@@ -139,7 +139,7 @@ async def test_too_many_texts_to_tokenize_are_told_to_come_back(monkeypatch: pyt
         async with tokenizing(engine, monkeypatch, 17) as calls:
             for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
                 refused = await post(engine.app, path, body)
-                assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "queue_full", "1")
+                assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (429, "queue_full", "1")
             calls[-1].disconnect()
             await calls[-1].done()
             late = start(engine.app, "POST", "/tokenize", {"prompt": "b"})

@@ -88,7 +88,7 @@ async def test_a_bad_value_is_a_400_that_names_its_field(path: str, field: str, 
             assert field in call.error["message"]
             assert call.error["type"] == "invalid_request_error"
         assert engine.manager.num_live == 0
-        assert engine.manager._admitted == 0
+        assert engine.manager.accounts.live == 0
         assert (await post(engine.app, path, MINIMAL[path])).status == 200
 
 

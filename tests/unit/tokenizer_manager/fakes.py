@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from byte_model import VOCAB_SIZE, tokenizer_json
 from model_facts import model_facts
@@ -13,6 +14,7 @@ from sterna.protocol.control import ProcessReady
 from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.protocol.sampling import SamplingParams
 from sterna.text.tokenizer import Tokenizer
+from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
@@ -64,7 +66,7 @@ MODEL = model_facts(vocab_size=VOCAB_SIZE, context_len=64)
 class ManagerWithFakes:
     """A ready manager; use it inside a running loop and `close` it there."""
 
-    def __init__(self, **args: int) -> None:
+    def __init__(self, **args: Any) -> None:
         self.inbox = FakeInbox()
         self.scheduler = FakeSender()
         self.manager = TokenizerManager(
@@ -87,7 +89,12 @@ def request(rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4,
     return GenerateReqInput(rid=rid, text=text, sampling_params=SamplingParams(max_new_tokens=max_new_tokens), **fields)
 
 
-def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: int) -> None:
+def a_place() -> Admission:
+    """For a `ReqState` of its own."""
+    return Accounts(ServerArgs()).admit(ANY_TERMS)[0]
+
+
+def scenario(test: Callable[[ManagerWithFakes], Awaitable[None]], **args: Any) -> None:
     """Run `test` with a ready manager in a loop of its own."""
 
     async def run() -> None:
@@ -108,3 +115,11 @@ async def settled(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
+
+
+def pass_time(manager: TokenizerManager, seconds: float) -> None:
+    """For deadlines it is `seconds` later from now on, and those that are over by then act."""
+    deadlines = manager.accounts.deadlines
+    clock = deadlines._clock
+    deadlines._clock = lambda: clock() + seconds
+    deadlines._fire()

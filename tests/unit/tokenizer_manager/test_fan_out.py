@@ -88,7 +88,7 @@ def test_one_bad_member_refuses_the_list_and_leaves_nothing(last: Any, fault: ty
         assert group.scheduler.sent == before
         assert group.manager.num_live == 1
         assert outcomes == ([] if fault is DuplicateRid else ["error"] * 3)
-        assert group.manager._admitted == 1
+        assert group.manager.accounts.live == 1
         assert len(await generate(group, request("r 0"), request("r 1"))) == 2
 
     scenario(test)
@@ -150,7 +150,7 @@ def test_a_client_that_goes_while_its_list_is_tokenized_leaves_nothing() -> None
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (group.manager.num_live, group.manager._admitted, group.scheduler.sent) == (0, 0, [])
+        assert (group.manager.num_live, group.manager.accounts.live, group.scheduler.sent) == (0, 0, [])
         assert outcomes == ["abort"] * 3
 
     scenario(test)
@@ -164,7 +164,7 @@ def test_a_scheduler_that_takes_nothing_leaves_nothing_of_the_list() -> None:
         group.scheduler.send = send  # type: ignore[method-assign]
         with pytest.raises(OSError, match="full"):
             await generate(group, request("r 0"), request("r 1"))
-        assert (group.manager.num_live, group.manager._admitted) == (0, 0)
+        assert (group.manager.num_live, group.manager.accounts.live) == (0, 0)
 
     scenario(test)
 

@@ -13,15 +13,15 @@ from sterna.protocol.finish import SHUTTING_DOWN, FinishAbort, FinishLength, Fin
 from sterna.protocol.generate import AbortReq, SchedulerMark, SchedulerTimes, StrRow
 from sterna.tokenizer_manager import control
 from sterna.tokenizer_manager.flight_recorder import CAUSES, MAX_CODES, MAX_NOTES, FlightRecorder, Record
-from sterna.tokenizer_manager.req_state import MAX_SCHEDULERS, Admission, Origin, ReqState, RequestTimes
-from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request, scenario, settled
+from sterna.tokenizer_manager.req_state import MAX_SCHEDULERS, Origin, ReqState, RequestTimes
+from unit.tokenizer_manager.fakes import ManagerWithFakes, a_place, output, request, scenario, settled
 
 ABORTED = FinishAbort("aborted", 499, "aborted")
 LENGTH = FinishLength(1)
 
 
 def new_state(rid: str, origin: Origin | None = None) -> ReqState:
-    return ReqState(rid, RequestTimes(1.0), 1, Admission(lambda: None), origin)
+    return ReqState(rid, RequestTimes(1.0), 1, a_place(), origin)
 
 
 def end(recorder: FlightRecorder, state: ReqState, reason: FinishReason = LENGTH, outcome: str = "ok") -> None:

@@ -207,7 +207,7 @@ def test_what_the_detokenizer_refuses_is_aborted_once() -> None:
         group.inbox.put(DecodeRefused(rid="r", epoch=1))
         group.inbox.put(DecodeRefused(rid="nobody", epoch=1))
         await settled(lambda: bool(group.scheduler.of(AbortReq)))
-        group.inbox.put(output(StrRow("r", 0, [], "", FinishAbort("no room", 503, "queue_full"))))
+        group.inbox.put(output(StrRow("r", 0, [], "", FinishAbort("no room", 429, "queue_full"))))
         reason = (await reader.next_delta()).finished_reason
         assert isinstance(reason, FinishAbort)
         assert reason.code == "queue_full"

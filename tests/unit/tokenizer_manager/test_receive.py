@@ -7,11 +7,12 @@ import pytest
 from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.protocol.generate import SchedulerTimes, StrRow
 from sterna.tokenizer_manager.receive import ITL_BOUNDS_S, InterTokenLatency, JournalGap, end_locally, fold
-from sterna.tokenizer_manager.req_state import Admission, JournalReader, ReqState, RequestTimes
+from sterna.tokenizer_manager.req_state import JournalReader, ReqState, RequestTimes
+from unit.tokenizer_manager.fakes import a_place
 
 
 def new_state(epoch: int = 1) -> ReqState:
-    return ReqState("r", RequestTimes(0.0), epoch, Admission(lambda: None))
+    return ReqState("r", RequestTimes(0.0), epoch, a_place())
 
 
 def folded(state: ReqState, row: StrRow, epoch: int = 1, now: float = 1.0) -> bool:
@@ -61,7 +62,7 @@ def test_a_gap_is_a_fault_and_changes_nothing(row: StrRow) -> None:
 def test_a_refusal_ends_a_journal_that_has_output() -> None:
     state = new_state()
     folded(state, StrRow("r", 0, [1, 2], "ab"))
-    refusal = FinishAbort("no room", 503, "queue_full")
+    refusal = FinishAbort("no room", 429, "queue_full")
     assert folded(state, StrRow("r", 0, [], "", refusal))
     assert (state.text(), state.output_ids, state.finished_reason) == ("ab", [1, 2], refusal)
 

@@ -10,6 +10,7 @@ from sterna.errors import InvalidRequest
 from sterna.protocol.finish import FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.server.fields import CacheSalt, SessionParams, User
 from sterna.server.sampling import Count, Lengths, PositiveCount, SamplingFields, Seed
+from sterna.server.terms import Priority, Timeout
 from sterna.tokenizer_manager.req_state import JournalReader
 
 
@@ -38,6 +39,8 @@ class OpenAIFields(SamplingFields, kw_only=True):
     """Stands in for `user` where that is absent."""
     rid: str | None = None
     """The request's name for /abort_request and in responses; unique while it lives."""
+    priority: Priority | None = None
+    timeout: Timeout | None = None
     cache_salt: CacheSalt | None = None
     """Prefixes are shared only between requests of the same salt."""
     session_params: SessionParams | None = None

@@ -12,7 +12,7 @@ from sterna.server.body import BodyDecoder, UnknownFields
 
 class AbortRequest(msgspec.Struct, kw_only=True):
     rid: str | None = None
-    """Exactly this one."""
+    """A request's rid, exactly; where none has it, the name of a list of prompts, or the X-Request-Id that requests were sent with."""
     abort_all: bool | None = None
 
 
@@ -31,7 +31,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: dict[str, Any]
     """Facts of the model: family, parameters, vocabulary, context."""
     server_args: dict[str, Any]
-    """Every setting but the key."""
+    """Every setting but the keys."""
     processes: dict[str, dict[str, str | int | float | bool]]
     """What each child said when it was ready: engine, dtype, KV slots, promises of exactness."""
     scheduler: dict[str, int] | None

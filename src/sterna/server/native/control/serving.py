@@ -11,9 +11,10 @@ from sterna.server.native.control.protocol import AbortResponse, FlushCacheRespo
 
 
 async def abort_request(exchange: Exchange, context: AppContext) -> None:
-    """A rid that isn't live is no error: whoever aborts races the request's own end."""
+    """A rid that isn't live is no error: whoever aborts races the request's own end. All requests are for the admin's key to end."""
     request = decode_abort(await exchange.body(), context.unknown_fields)
     if request.abort_all:
+        context.auth.check_admin(exchange.scope["headers"])
         aborted = context.manager.abort_all()
     else:
         assert request.rid is not None
@@ -30,7 +31,7 @@ async def flush_cache(exchange: Exchange, context: AppContext) -> None:
 async def server_info(exchange: Exchange, context: AppContext) -> None:
     manager = context.manager
     args = msgspec.to_builtins(context.args)
-    del args["api_key"]
+    del args["api_key"], args["admin_api_key"]
     stats = manager.stats
     await exchange.respond_json(
         ServerInfo(

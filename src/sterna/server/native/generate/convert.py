@@ -40,6 +40,7 @@ def to_generate(request: GenerateRequest, *, rids: list[str], received_time: flo
                 sampling_params=sampling.resolve(fields, lengths, prefix=prefix),
                 default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
                 stream=bool(request.body.stream),
+                priority=request.body.priority or 0,
                 cache_namespace=CacheNamespace(salt=request.body.cache_salt or ""),
                 session=to_session(request.body.session_params),
                 received_time=received_time,

@@ -11,6 +11,7 @@ from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder, UnknownFields, parse
 from sterna.server.fields import SGLANG_UNBUILT, CacheSalt, SessionParams, User
 from sterna.server.sampling import Count, PositiveCount, SamplingFields, Seed
+from sterna.server.terms import Priority, Timeout
 
 MAX_PROMPTS = 1024
 
@@ -35,6 +36,8 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     incremental: bool | None = None
     """Events carry deltas instead of the text so far (default: `--incremental-streaming-output`)."""
     user: User | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
     cache_salt: CacheSalt | None = None
     session_params: SessionParams | None = None
     """All prompts of a list go on from the same place."""

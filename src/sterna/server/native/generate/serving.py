@@ -10,6 +10,7 @@ from sterna.server.native.generate.convert import to_generate, to_rids
 from sterna.server.native.generate.protocol import decode
 from sterna.server.native.generate.response import to_response
 from sterna.server.native.generate.stream import GenerateChunks
+from sterna.server.terms import to_terms
 
 # What the core calls a field, and what this body does.
 PARAMS = {"prompt": "text", "max_tokens": "sampling_params.max_new_tokens", "min_tokens": "sampling_params.min_new_tokens"}
@@ -20,12 +21,13 @@ async def generate(exchange: Exchange, context: AppContext) -> None:
     exchange.release_body()
     body = request.body
     rid, rids = to_rids(request)
+    terms = to_terms(exchange, context.args, priority=body.priority, timeout=body.timeout)
     incremental = context.args.incremental_streaming_output if body.incremental is None else body.incremental
 
     def convert() -> list[GenerateReqInput]:
         return to_generate(request, rids=rids, received_time=exchange.received, sampling=context.sampling)
 
-    async with context.generations.run(exchange, rid, len(rids), convert, user=body.user, params=PARAMS) as outputs:
+    async with context.generations.run(exchange, rid, len(rids), convert, terms=terms, user=body.user, params=PARAMS) as outputs:
         if body.stream:
             chunks = GenerateChunks(len(rids), is_list=request.is_list, incremental=incremental)
             await write_stream(exchange, outputs, chunks, context.args)

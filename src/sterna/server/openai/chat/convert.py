@@ -49,6 +49,7 @@ def to_generate(
         add_special_tokens=False,
         sampling_params=params,
         stream=bool(body.stream),
+        priority=body.priority or 0,
         cache_namespace=CacheNamespace(salt=body.cache_salt or ""),
         session=session,
         received_time=received_time,

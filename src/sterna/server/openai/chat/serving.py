@@ -14,6 +14,7 @@ from sterna.server.openai.chat.protocol import decode
 from sterna.server.openai.chat.response import to_response
 from sterna.server.openai.chat.stream import ChatChunks
 from sterna.server.openai.fields import check_stream_options
+from sterna.server.terms import to_terms
 
 # What the core calls a field, and what a chat's body does.
 PARAMS = {"prompt": "messages", "input_ids": "messages"}
@@ -29,6 +30,7 @@ async def chat_completions(exchange: Exchange, context: AppContext) -> None:
     options = check_stream_options(body.stream, body.stream_options)
     rid = to_rid(body.rid, "chatcmpl-")
     created = int(time.time())
+    terms = to_terms(exchange, context.args, priority=body.priority, timeout=body.timeout)
     model = manager.served_model_name
 
     def convert() -> list[GenerateReqInput]:
@@ -37,7 +39,7 @@ async def chat_completions(exchange: Exchange, context: AppContext) -> None:
     params = PARAMS if body.max_completion_tokens is None else COMPLETION_PARAMS
     user = body.user or body.safety_identifier
     threads = context.threads.rendering
-    async with context.generations.run(exchange, rid, 1, convert, user=user, params=params, threads=threads) as outputs:
+    async with context.generations.run(exchange, rid, 1, convert, terms=terms, user=user, params=params, threads=threads) as outputs:
         if body.stream:
             await write_stream(exchange, outputs, ChatChunks(rid, created, model, options), context.args)
         else:

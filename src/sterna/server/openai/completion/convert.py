@@ -25,6 +25,7 @@ def to_generate(request: CompletionRequest, *, rid: str, received_time: float, s
             sampling_params=sampling.resolve(request, lengths(request, request.max_tokens)),
             default_max_new_tokens=DEFAULT_MAX_TOKENS,
             stream=bool(request.stream),
+            priority=request.priority or 0,
             cache_namespace=CacheNamespace(salt=request.cache_salt or ""),
             session=to_session(request.session_params),
             received_time=received_time,

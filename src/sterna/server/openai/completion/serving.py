@@ -14,6 +14,7 @@ from sterna.server.openai.completion.protocol import decode, to_prompts
 from sterna.server.openai.completion.response import to_response
 from sterna.server.openai.completion.stream import CompletionChunks
 from sterna.server.openai.fields import check_stream_options
+from sterna.server.terms import to_terms
 
 # What the core calls a field, and what this body does.
 PARAMS = {"input_ids": "prompt", "text": "prompt"}
@@ -27,6 +28,7 @@ async def completions(exchange: Exchange, context: AppContext) -> None:
     options = check_stream_options(request.stream, request.stream_options)
     rid = to_rid(request.rid, "cmpl-")
     created = int(time.time())
+    terms = to_terms(exchange, context.args, priority=request.priority, timeout=request.timeout)
     model = manager.served_model_name
 
     def convert() -> list[GenerateReqInput]:
@@ -34,7 +36,7 @@ async def completions(exchange: Exchange, context: AppContext) -> None:
 
     count = len(to_prompts(request.prompt))
     user = request.user or request.safety_identifier
-    async with context.generations.run(exchange, rid, count, convert, user=user, params=PARAMS) as outputs:
+    async with context.generations.run(exchange, rid, count, convert, terms=terms, user=user, params=PARAMS) as outputs:
         if request.stream:
             await write_stream(exchange, outputs, CompletionChunks(rid, created, model, options), context.args)
         else:
