@@ -8,17 +8,21 @@ SternaError
 │  ├─ InvalidRequest         400
 │  │  ├─ UnsupportedField    400  a field that the API defines and Sterna doesn't build yet
 │  │  ├─ ContextLengthExceeded  400
-│  │  └─ DuplicateRid        400
+│  │  ├─ DuplicateRid        400
+│  │  └─ SessionFull         400  the session's own capacity
 │  ├─ AuthenticationFailed   401
 │  ├─ ModelNotFound          404
 │  ├─ RequestNotFound        404  no such route, rid or object
+│  ├─ SessionNotFound        404  no such session, or no such turn in it
 │  ├─ MethodNotAllowed       405
+│  ├─ SessionBusy            409  a turn goes on from there already
 │  └─ PayloadTooLarge        413
 ├─ OverloadedError           429/503 with Retry-After: nothing wrong with the request
 │  ├─ QueueFull              429
 │  ├─ TooManyQueuedTokens    429
 │  ├─ TooManyConcurrent      429  of one key
 │  ├─ WaitingTimeout         503  the scheduler hadn't begun it in time
+│  ├─ TooManySessions        429  sessions, or their tokens, of all clients together
 │  ├─ NotReady               503  the model is still being loaded
 │  └─ Draining               503
 ├─ TimedOut                  504: it was begun, or could have been, and took too long
@@ -97,6 +101,12 @@ class DuplicateRid(InvalidRequest):
     code = "duplicate_rid"
 
 
+class SessionFull(InvalidRequest):
+    """More than this session was opened for: waiting doesn't help, a larger or a new session does."""
+
+    code = "session_full"
+
+
 class AuthenticationFailed(RequestError):
     status = 401
     code = "invalid_api_key"
@@ -111,6 +121,16 @@ class ModelNotFound(RequestError):
 class RequestNotFound(RequestError):
     status = 404
     code = "not_found"
+
+
+class SessionNotFound(RequestError):
+    status = 404
+    code = "session_not_found"
+
+
+class SessionBusy(RequestError):
+    status = 409
+    code = "session_busy"
 
 
 class MethodNotAllowed(RequestError):
@@ -158,6 +178,13 @@ class TooManyConcurrent(OverloadedError):
 
 class WaitingTimeout(OverloadedError):
     code = "waiting_timeout"
+
+
+class TooManySessions(OverloadedError):
+    """Retried when others have closed or expired."""
+
+    status = 429
+    code = "too_many_sessions"
 
 
 class NotReady(OverloadedError):

@@ -154,3 +154,29 @@ async def test_sixty_four_clients_at_once_each_get_their_own_text() -> None:
         texts = await asyncio.gather(*(one(index) for index in range(64)))
         assert texts == [f"client {index} " * 5 for index in range(64)]
         assert len({request.rid for request in engine.received}) == 64
+
+
+async def test_a_session_goes_on_through_the_sdk_and_its_refusals_are_the_sdk_s_exceptions() -> None:
+    async with serving(context_len=512, max_sessions=1) as (engine, client):
+        session = await client.with_options(base_url=str(client.base_url).removesuffix("v1/")).post("/open_session", cast_to=str, body={})
+        session = session.strip('"')
+        first = await client.chat.completions.create(model="bytes", messages=HI, extra_body={"session_params": {"id": session}})
+        place = {"session_params": {"id": session, "rid": first.id}}
+        stream = await client.chat.completions.create(model="bytes", messages=HI, stream=True, extra_body=place)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "hello world"
+        assert bytes(engine.received[1].input_ids) == b"[u]hi[a]hello world[u]hi[a]"
+        engine.script = silence
+        running_turn = asyncio.create_task(client.completions.create(model="bytes", prompt="hi", extra_body=place))
+        while len(engine.received) < 3:
+            await asyncio.sleep(0.001)
+        with pytest.raises(openai.ConflictError) as busy:
+            await client.completions.create(model="bytes", prompt="hi", extra_body=place)
+        assert busy.value.code == "session_busy"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.completions.create(model="bytes", prompt="hi", stream=True, extra_body={"session_params": {"id": "x"}})
+        assert (missing.value.code, missing.value.param) == ("session_not_found", "session_params.id")
+        with pytest.raises(openai.RateLimitError) as full:
+            await client.with_options(base_url=str(client.base_url).removesuffix("v1/")).post("/open_session", cast_to=str, body={})
+        assert full.value.code == "too_many_sessions"
+        engine.put(engine.received[2].rid, "done", reason=FinishLength(4))
+        assert (await running_turn).choices[0].text == "done"

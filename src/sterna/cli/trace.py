@@ -22,7 +22,9 @@ STATES = ("live", "tokenizing", "queued", "running", "finishing", "finished")
 def run(argv: Sequence[str], console: Console | None = None) -> int:
     """Exit code 0. Raises StartupError where there is no server, no such request, or no right to see it."""
     args = _parser().parse_args(argv)
-    client = ServerClient(args.url, args.api_key or os.environ.get("STERNA_API_KEY"))
+    # Everybody's requests are the admin's to see, where there is one.
+    admin_key = os.environ.get("STERNA_ADMIN_API_KEY") if args.rid is None else None
+    client = ServerClient(args.url, args.api_key or admin_key or os.environ.get("STERNA_API_KEY"))
     if args.rid is None:
         query = {"limit": args.limit} | ({"state": args.state} if args.state else {})
         answer = client.get(f"/v1/requests?{urlencode(query)}")
@@ -45,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("rid", nargs="?", metavar="RID", help="the `id` or `rid` of an answer; a list's own stands for its members")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"where the server is [{DEFAULT_URL}]")
-    parser.add_argument("--api-key", help="also from STERNA_API_KEY")
+    parser.add_argument("--api-key", help="also from STERNA_API_KEY, for the list STERNA_ADMIN_API_KEY")
     parser.add_argument("--json", action="store_true", help="print what the server says, undrawn")
     parser.add_argument("--limit", type=int, default=20, help="requests in the list at most [20]")
     parser.add_argument("--state", choices=STATES, help="list only these; live is all but finished")

@@ -74,6 +74,12 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Order of the waiting queue: first come first served, longest cached prefix first, or by the requests' priority."""
     priority_ageing: float = 10.0
     """Seconds of waiting that are worth one level of priority."""
+    max_sessions: int = 1024
+    """Open sessions at most; one more gets 429 too_many_sessions."""
+    max_session_tokens: int = 8 * 1024 * 1024
+    """Tokens of all sessions together from which on no further turn begins (429 too_many_session_tokens); 4 bytes each."""
+    session_timeout: float = 600.0
+    """Idle seconds after which a session is forgotten, where /open_session says nothing else."""
     radix_cache: bool = True
     """Share the KV of common prefixes between requests."""
 

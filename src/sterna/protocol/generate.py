@@ -32,6 +32,23 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
+class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A request's place in a session (docs/sessions.md): a body's `session_params`, under SGLang's names."""
+
+    id: str
+    """The session's."""
+    rid: str | None = None
+    """The turn whose context this one goes on from; None begins a context of its own."""
+    offset: int = 0
+    """> 0: that many tokens of the context are kept; < 0: that many are cut off its end; 0: all are kept."""
+    replace: bool = False
+    """Instead of whatever goes on from there already."""
+    drop_previous_output: bool = False
+    """The context ends before the answer of `rid`."""
+    closes_answer: bool = False
+    """`text` comes out of a chat template, from the end of the previous answer on: it brings what closes the assistant's turn."""
+
+
 class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     """Hop 2: any surface's request, as the model needs it: the prompt rendered, stops merged, sampling validated.
 
@@ -49,6 +66,7 @@ class GenerateReqInput(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     priority: int = 0
     cache_namespace: CacheNamespace = CacheNamespace()
+    session: SessionTurn | None = None
     received_time: float = 0.0
     templated_time: float | None = None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sterna.config.server_args import ServerArgs
-from sterna.errors import DuplicateRid, RequestError
+from sterna.errors import RequestError
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import GenerateReqInput
 from sterna.server.errors import error_of, rename_param, to_http
@@ -120,12 +120,9 @@ class Generations:
     async def _start(
         self, exchange: Exchange, objs: list[GenerateReqInput], admissions: Sequence[Admission], origin: Origin
     ) -> list[JournalReader]:
+        starting = self.manager.generate_batch(objs, admissions, origin)
         exchange.registered = True
-        try:
-            return await self.manager.generate_batch(objs, admissions, origin)
-        except DuplicateRid:
-            exchange.registered = False
-            raise
+        return await starting
 
 
 class Outputs:

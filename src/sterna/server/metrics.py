@@ -108,6 +108,8 @@ class _Live(Collector):
         yield started
         yield _gauge("sterna_requests_running", "Generating requests that have begun and not ended, wherever they are.", manager.num_live)
         yield _gauge("sterna_ready", "1 when requests are admitted.", int(manager.ready))
+        yield _gauge("sterna_sessions", "Open sessions.", manager.sessions.num_open)
+        yield _gauge("sterna_session_tokens", "Tokens that open sessions hold.", manager.sessions.num_tokens)
         yield self._inter_token_latency()
         stats = manager.stats
         if stats is None:

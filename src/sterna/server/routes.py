@@ -10,6 +10,8 @@ from sterna.server.native.generate.protocol import GenerateBody, GenerateOutput
 from sterna.server.native.generate.serving import generate
 from sterna.server.native.requests.protocol import RequestList, RequestTraces
 from sterna.server.native.requests.serving import get_request, list_requests
+from sterna.server.native.session.protocol import CloseSessionRequest, CloseSessionResponse, OpenSessionRequest
+from sterna.server.native.session.serving import close_session, open_session
 from sterna.server.native.tokenize.protocol import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from sterna.server.native.tokenize.serving import detokenize, tokenize
 from sterna.server.openai.chat.protocol import ChatCompletionBody, ChatCompletionResponse
@@ -34,6 +36,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/abort_request", abort_request, "End a running request; `aborted` is 0 where there is none", AbortRequest, AbortResponse
     ),
+    Route("POST", "/open_session", open_session, "Keep the tokens of a conversation", OpenSessionRequest, str),
+    Route("POST", "/close_session", close_session, "Forget them", CloseSessionRequest, CloseSessionResponse),
     Route("POST", "/flush_cache", flush_cache, "Drop cached prefixes that nobody uses", None, FlushCacheResponse, admin=True),
     Route("GET", "/server_info", server_info, "Settings, model, engine, gauges", None, ServerInfo),
     Route("GET", "/health", health, "Liveness", None, Health),

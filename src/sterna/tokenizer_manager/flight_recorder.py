@@ -27,11 +27,11 @@ Phase = Literal["tokenizing", "queued", "running", "finishing", "finished"]
 CAUSES: dict[Event, tuple[str, ...]] = {
     "aborted": (*get_args(AbortCause), "other"),
     "timeout": ("waiting_timeout", "running_timeout", "deadline_exceeded", "other"),
-    "replayed": ("scheduler_died", "detokenizer_died", "executor_failed", "other"),
+    "replayed": ("scheduler_died", "detokenizer_died", "other"),
 }
 """What is counted apart; any other detail counts as `other`."""
 PROCESSES = ("scheduler", "detokenizer")
-RESTART_CAUSES = ("signal", "exit", "stalled", "other")
+RESTART_CAUSES = ("signal", "exit", "other")
 MAX_NOTES = 16
 """Of one record; of more, the first half and the latest."""
 MAX_CODES = 64

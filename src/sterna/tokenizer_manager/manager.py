@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -42,7 +42,8 @@ from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold, note_started
 from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
 from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, ReqState, RequestTimes, aborted
-from sterna.tokenizer_manager.tokenize import to_tokenized
+from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
+from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,15 @@ class TokenizerManager:
         self._fan_outs = FanOuts()
         self._closed: set[str] = set()
         """Live rids whose reader has gone."""
+        self.sessions = Sessions(
+            max_sessions=args.max_sessions,
+            max_tokens=args.max_session_tokens,
+            timeout=args.session_timeout,
+            capacity=CAPACITY_CONTEXTS * model.context_len,
+            abort=partial(self.abort_request, cause="replaced"),
+        )
+        self.on_finish.append(self.sessions.finished)
+        self._leading_bos = leading_bos(tokenizer, model.bos_token_id, "" if chat_template is None else chat_template.source)
         self._control = ControlCalls[FlushCacheOutput]()
         self._look_ups = ControlCalls[LookUpOutput]()
         self._credit = 0
@@ -176,17 +186,19 @@ class TokenizerManager:
         (reader,) = await self.generate_batch([obj], [admission])
         return reader
 
-    async def generate_batch(
+    def generate_batch(
         self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None = None
-    ) -> list[JournalReader]:
+    ) -> Coroutine[None, None, list[JournalReader]]:
         """Hop 3: register every member under its rid, tokenize each, dispatch all of them in one message. All or nothing.
 
         `admissions` are one per member, and taken over. The readers come in the order of `objs`; each must be closed by whoever gets them.
         A member that is aborted before the dispatch isn't part of it: its reader says so, and the others run.
-        Raises DuplicateRid, ContextLengthExceeded or InvalidRequest, whichever member it is about; then nothing of any is left and
-        `admissions` are closed.
+        Raises DuplicateRid and what `Sessions.begin` does, at once and unregistered; awaited, ContextLengthExceeded, InvalidRequest or
+        SessionFull, whichever member it is about. Then nothing of any is left and `admissions` are closed.
         """
-        states = self._register(objs, admissions, origin)
+        return self._start(objs, self._register(objs, admissions, origin))
+
+    async def _start(self, objs: Sequence[GenerateReqInput], states: list[ReqState]) -> list[JournalReader]:
         try:
             for obj, state in zip(objs, states, strict=True):
                 if not state.finished:
@@ -208,14 +220,20 @@ class TokenizerManager:
 
     def _register(self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None) -> list[ReqState]:
         states: dict[str, ReqState] = {}
-        for obj, admission in zip(objs, admissions, strict=True):
-            if self.is_live(obj.rid) or obj.rid in states:
-                for each in admissions:
-                    each.close()
-                raise _duplicate(obj.rid)
-            admission.rid = obj.rid
-            times = RequestTimes(obj.received_time, obj.templated_time)
-            states[obj.rid] = ReqState(obj.rid, times, self.recovery.epoch, admission, origin)
+        try:
+            for obj, admission in zip(objs, admissions, strict=True):
+                if self.is_live(obj.rid) or obj.rid in states:
+                    raise _duplicate(obj.rid)
+                times = RequestTimes(obj.received_time, obj.templated_time)
+                states[obj.rid] = ReqState(obj.rid, times, self.recovery.epoch, admission, origin)
+            if objs[0].session is not None:  # the same for all members
+                self.sessions.begin(objs[0].session, list(states.values()))
+        except Exception:
+            for each in admissions:
+                each.close()
+            raise
+        for state in states.values():
+            state.admission.rid = state.rid
         self._states.update(states)
         for state in states.values():
             self.recorder.begin(state)
@@ -234,7 +252,11 @@ class TokenizerManager:
             context_len=self.context_len,
             reply_to=self._inbox.address,
             epoch=self.recovery.epoch,
+            turn=state.turn,
+            leading_bos=self._leading_bos,
         )
+        if state.turn is not None:
+            tokenized = self.sessions.fit(state.turn, tokenized, asked=obj.sampling_params.max_new_tokens is not None)
         state.times.tokenized = time.monotonic()
         state.tokenized = tokenized
         state.prompt_tokens = len(tokenized.input_ids)
@@ -252,7 +274,7 @@ class TokenizerManager:
             raise _duplicate(rid)
         return self._fan_outs.named(rid, members)
 
-    def abort_request(self, rid: str) -> int:
+    def abort_request(self, rid: str, cause: AbortCause = "abort_request") -> int:
         """End exactly this rid, or else all that was sent under that name: a fan-out, an X-Request-Id. How many were live.
 
         Their readers get the terminal output.
@@ -261,7 +283,7 @@ class TokenizerManager:
         rids = [rid] if exact else dict.fromkeys([*self._fan_outs.members(rid), *self.claims.rids(rid)])
         found = [state for each in rids if (state := self._states.get(each)) is not None and not state.finished]
         for state in found:
-            self._abort(state, "abort_request")
+            self._abort(state, cause)
         return len(found) + (0 if exact else self.claims.abort_unregistered(rid))
 
     def abort_all(self) -> int:
@@ -348,6 +370,7 @@ class TokenizerManager:
 
     def _reader_closed(self, state: ReqState, cause: AbortCause) -> None:
         self._closed.add(state.rid)
+        self.sessions.settle(state.rid, gone=True)
         if not state.finished:
             state.times.reader_gone = time.monotonic()
             self._abort(state, cause)

@@ -21,12 +21,16 @@ from typing import Literal, NamedTuple
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
 from sterna.tokenizer_manager.admission import Admission
+from sterna.tokenizer_manager.session import Turn
 
-AbortCause = Literal["client_gone", "abort_request", "request_failed", "timeout", "evicted", "shutdown", "output_lost", "decode_refused"]
+AbortCause = Literal[
+    "client_gone", "abort_request", "replaced", "request_failed", "timeout", "evicted", "shutdown", "output_lost", "decode_refused"
+]
 """Why a request was told to end before its time.
 
-`request_failed`: another part of the same HTTP request did, or its answer could not be written. `evicted`: its place was given to one of a
-higher priority. `output_lost`, `decode_refused`: a fault between the processes, or in the detokenizer.
+`replaced`: by another turn of its session. `request_failed`: another part of the same HTTP request did, or its answer could not be
+written. `evicted`: its place was given to one of a higher priority. `output_lost`, `decode_refused`: a fault between the processes, or in
+the detokenizer.
 """
 
 
@@ -96,6 +100,8 @@ class ReqState:
     """Its place among the live requests; given back when it is removed."""
     origin: Origin | None = None
     """None where no HTTP request stands behind it."""
+    turn: Turn | None = None
+    """Its place in a session."""
     tokenized: TokenizedGenerateReqInput | None = None
     """None until hop 3 is through."""
     dispatched: bool = False

@@ -226,6 +226,15 @@ def test_without_a_rid_the_recent_ones_are_listed(capsys: pytest.CaptureFixture[
     assert rows[3] == ["older", "ones:", "--limit"]
 
 
+def test_the_list_is_asked_for_with_the_admins_key_and_a_request_with_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STERNA_ADMIN_API_KEY", "admin")
+    monkeypatch.setenv("STERNA_API_KEY", "key")
+    one = {"rid": "r", "total": 1, "requests": [trace_of(USUAL)]}
+    with server({"/v1/requests?limit=20": {"data": [], "next_before": None}, "/v1/requests/r": one}) as (url, asked):
+        assert run(["--url", url]) == run(["r", "--url", url]) == 0
+    assert [key for _, key in asked] == ["Bearer admin", "Bearer key"]
+
+
 def test_what_the_server_refuses_is_told_in_its_words() -> None:
     with server({}) as (url, _), pytest.raises(StartupError, match=r"^no  such$"):
         run(["r", "--url", url])

@@ -33,6 +33,8 @@ GENERATION = GenerationDefaults(temperature=0.2, top_p=0.9)
 class FakeTemplate:
     """ChatML without the newlines; raises on the word RAISE, as templates do."""
 
+    source = ""
+
     def __init__(self) -> None:
         self.kwargs: dict[str, Any] = {}
         self.messages: list[dict[str, Any]] = []

@@ -151,7 +151,7 @@ async def test_sampling_params_may_be_one_object_or_one_per_prompt() -> None:
         ({"text": "a", "rid": "white space"}, "rid"),
         ({"text": "a", "return_logprob": True}, "return_logprob"),
         ({"text": "a", "image_data": "x"}, "image_data"),
-        ({"text": "a", "session_params": {}}, "session_params"),
+        ({"text": "a", "session_params": {}}, "session_params.id"),
     ],
 )
 async def test_a_bad_body_is_a_400_that_names_its_field(body: dict[str, Any], param: str) -> None:

@@ -40,7 +40,7 @@ def end_as_told(engine: Engine) -> None:
         else:
             send(message)
 
-    engine.manager._scheduler.send = obey  # type: ignore[method-assign]
+    engine.manager.recovery.scheduler.send = obey  # type: ignore[method-assign]
 
 
 # ---- deadlines ----
@@ -114,7 +114,7 @@ async def test_text_that_comes_with_the_end_is_sent_before_the_error() -> None:
                 engine.put("r", "abc")
                 engine.put("r", "def", reason=message.reason)
 
-        engine.manager._scheduler.send = last_words  # type: ignore[method-assign]
+        engine.manager.recovery.scheduler.send = last_words  # type: ignore[method-assign]
         pass_time(engine.manager, 3600)
         await call.done()
         *before, error = call.events

@@ -244,3 +244,30 @@ async def test_refusals_errors_and_aborts_are_counted_by_their_causes() -> None:
     assert counted['sterna_aborts_total{cause="client_gone"}'] == 1
     assert counted['sterna_timeouts_total{cause="deadline_exceeded"}'] == 1
     assert counted['sterna_process_restarts_total{cause="signal",process="scheduler"}'] == 1
+
+
+async def test_a_timeout_and_an_eviction_are_told_with_their_cause() -> None:
+    async def ended(engine: Engine, rid: str) -> dict[str, Any]:
+        while engine.manager.num_live:
+            await asyncio.sleep(0)
+        (trace,) = (await seen(engine, f"{LISTED}/{rid}"))["requests"]
+        assert isinstance(trace, dict)
+        return trace
+
+    async with running(waiting_timeout=0.02) as engine:
+        engine.script = silence
+        assert (await post(engine.app, "/generate", {"text": "x", "rid": "late"})).status == 503
+        trace = await ended(engine, "late")
+        assert (trace["outcome"], trace["code"], trace["abort_cause"]) == ("error", "waiting_timeout", "timeout")
+        assert [event["cause"] for event in trace["events"] if event["stage"] == "timeout"] == ["waiting_timeout"]
+        assert engine.manager.recorder.counts["timeout", "waiting_timeout"] == 1
+    async with running(schedule_policy="priority", max_running_requests=1, max_queued_requests=0) as engine:
+        engine.script = silence
+        low = start(engine.app, "POST", CHAT, {"messages": [{"role": "user", "content": "hi"}], "rid": "low"})
+        while not engine.received:
+            await asyncio.sleep(0)
+        engine.script = answer("high")
+        assert (await post(engine.app, "/generate", {"text": "x", "priority": 1, "rid": "high"})).status == 200
+        assert (await low.done()).status == 429
+        assert (await ended(engine, "low"))["abort_cause"] == "evicted"
+        assert (await ended(engine, "high"))["priority"] == 1

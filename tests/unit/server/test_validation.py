@@ -70,7 +70,6 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("regex", "a+"),
     ("priority", 1),
     ("best_of", 3),
-    ("session_params", {"id": "x"}),
     ("lora_path", "x"),
     ("guided_json", {}),
 ]

@@ -5,7 +5,7 @@ import pytest
 from sterna.errors import EngineDead
 from sterna.protocol.control import NewDetokenizerReq, OutputCredit, ProcessFailed, ProcessReady, SchedulerStats
 from sterna.protocol.finish import FinishAbort, FinishLength
-from sterna.protocol.generate import StrRow, TokenizedGenerateReqInput
+from sterna.protocol.generate import AbortReq, StrRow, TokenizedGenerateReqInput
 from unit.tokenizer_manager.fakes import FakeSender, ManagerWithFakes, output, request, scenario, settled
 
 ABORTED = FinishAbort("aborted", 499, "aborted")
@@ -94,6 +94,20 @@ def test_who_was_being_aborted_ends_with_the_engine_and_isn_t_sent_again() -> No
         come_back(group)
         await settled(lambda: group.manager.ready)
         assert sender.sent == []
+
+    scenario(test)
+
+
+def test_whose_time_was_over_when_the_engine_died_is_told_so() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        timeout = FinishAbort("not done in time", 504, "running_timeout")
+        admission = group.manager.admit()
+        reader = await group.manager.generate_request(request(), admission)
+        admission.end(timeout)
+        (abort,) = group.scheduler.of(AbortReq)
+        assert abort == AbortReq(rid="r", reason=timeout)
+        die(group)
+        assert (await reader.next_delta()).finished_reason == timeout
 
     scenario(test)
 

@@ -5,14 +5,16 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sterna.config.server_args import ServerArgs
 from sterna.protocol.channels import ToScheduler
 from sterna.protocol.control import NewDetokenizerReq
 from sterna.protocol.finish import ENGINE_CRASHED, FinishLength
 from sterna.protocol.generate import AbortReq, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
+from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts
 from sterna.tokenizer_manager.flight_recorder import PROCESSES, FlightRecorder
 from sterna.tokenizer_manager.recovery import Recovery
-from sterna.tokenizer_manager.req_state import Admission, ReqState, RequestTimes
+from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
 from sterna.tokenizer_manager.trials import PROGRESS_TOKENS
 
 LENGTH = 100
@@ -33,6 +35,7 @@ class Simulation:
     sent: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.accounts = Accounts(ServerArgs())
         self.recovery = Recovery(self.states, self, 1, FlightRecorder(1), lambda state: None)
         self.ready()
 
@@ -59,7 +62,7 @@ class Simulation:
     def submit(self, rid: str) -> ReqState:
         params = SamplingParams(max_new_tokens=LENGTH)
         tokenized = TokenizedGenerateReqInput(rid=rid, input_ids=[1], sampling_params=params, stream=True, reply_to="", epoch=1)
-        state = ReqState(rid, RequestTimes(0.0), self.recovery.epoch, Admission(lambda: None), tokenized=tokenized)
+        state = ReqState(rid, RequestTimes(0.0), self.recovery.epoch, self.accounts.admit(ANY_TERMS)[0], tokenized=tokenized)
         self.states[rid] = state
         self.recovery.dispatch([state])
         return state

@@ -8,7 +8,7 @@ import msgspec
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.finish import FinishMatchedStr, FinishMatchedToken, FinishReason
-from sterna.server.fields import CacheSalt, User
+from sterna.server.fields import CacheSalt, SessionParams, User
 from sterna.server.sampling import Count, Lengths, PositiveCount, SamplingFields, Seed
 from sterna.server.terms import Priority, Timeout
 from sterna.tokenizer_manager.req_state import JournalReader
@@ -43,6 +43,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
     timeout: Timeout | None = None
     cache_salt: CacheSalt | None = None
     """Prefixes are shared only between requests of the same salt."""
+    session_params: SessionParams | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
-from sterna.server.fields import member_rid, to_rid
+from sterna.server.fields import member_rid, to_rid, to_session
 from sterna.server.native.generate.protocol import GenerateRequest
 from sterna.server.sampling import Lengths, SamplingResolver
 
@@ -42,6 +42,7 @@ def to_generate(request: GenerateRequest, *, rids: list[str], received_time: flo
                 stream=bool(request.body.stream),
                 priority=request.body.priority or 0,
                 cache_namespace=CacheNamespace(salt=request.body.cache_salt or ""),
+                session=to_session(request.body.session_params),
                 received_time=received_time,
             )
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder, UnknownFields, parse
-from sterna.server.fields import SGLANG_UNBUILT, CacheSalt, User
+from sterna.server.fields import SGLANG_UNBUILT, CacheSalt, SessionParams, User
 from sterna.server.sampling import Count, PositiveCount, SamplingFields, Seed
 from sterna.server.terms import Priority, Timeout
 
@@ -39,6 +39,8 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
     timeout: Timeout | None = None
     cache_salt: CacheSalt | None = None
+    session_params: SessionParams | None = None
+    """All prompts of a list go on from the same place."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
+from sterna.server.fields import to_session
 from sterna.server.openai.chat.protocol import ChatCompletionRequest
 from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver
 from sterna.text.chat_template import ChatTemplate
+from sterna.text.chat_turn import render_turn
 
 # What rendering passes to the template itself.
 RESERVED_KWARGS = frozenset({"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"})
@@ -21,6 +24,7 @@ def to_generate(
 ) -> GenerateReqInput:
     """Render the template, merge the stops, validate the sampling parameters, draw the seed. A template may be slow: call it off the loop.
 
+    Where a session goes on, `messages` are the new turn's, and the text is what follows the answer before them.
     Raises InvalidRequest, also for a template that raises.
     """
     body = request.body
@@ -29,8 +33,11 @@ def to_generate(
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     params = sampling.resolve(body, lengths(body, max_tokens))
     continued = bool(body.continue_final_message)
-    text = template.render(
-        [_to_template(message) for message in request.messages],
+    session = to_session(body.session_params, chat=True)
+    messages = [_to_template(message) for message in request.messages]
+    render = partial(render_turn, template) if session is not None and session.closes_answer else template.render
+    text = render(
+        messages,
         add_generation_prompt=not continued and body.add_generation_prompt is not False,
         continue_final_message=continued,
         tools=None,
@@ -44,6 +51,7 @@ def to_generate(
         stream=bool(body.stream),
         priority=body.priority or 0,
         cache_namespace=CacheNamespace(salt=body.cache_salt or ""),
+        session=session,
         received_time=received_time,
         templated_time=time.monotonic(),
     )

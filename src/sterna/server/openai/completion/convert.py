@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
-from sterna.server.fields import member_rid
+from sterna.server.fields import member_rid, to_session
 from sterna.server.openai.completion.protocol import CompletionRequest, to_prompts
 from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver
@@ -27,6 +27,7 @@ def to_generate(request: CompletionRequest, *, rid: str, received_time: float, s
             stream=bool(request.stream),
             priority=request.priority or 0,
             cache_namespace=CacheNamespace(salt=request.cache_salt or ""),
+            session=to_session(request.session_params),
             received_time=received_time,
         )
         for index, prompt in enumerate(prompts)
