@@ -150,6 +150,7 @@ def take_census(folder: str) -> None:
         alive[name] += 1
         for attribute, held in attributes(each):
             alive[f"{name}.{attribute}"] += len(held)
+    alive["blocks"] = sys.getallocatedblocks()
     path = f"{folder}/census-{os.getpid()}"
     Path(f"{path}-").write_text(json.dumps(alive))
     os.rename(f"{path}-", path)
