@@ -150,6 +150,7 @@ def run_scheduler(start: ProcessStart) -> None:
         tokenizer = LazyTokenizer(folder)
         scheduler = create_scheduler(args, model, executor, inbox, outbox, epoch=start.epoch, tokenizer=tokenizer)
         first_forward(executor, scheduler.ledger.tables, model.bos_token_id or 0)
+        scheduler.publish()  # the first gauge: whoever is told that we are ready has one
         outbox.to_server(None, ProcessReady(process="scheduler", epoch=start.epoch, info=_describe(executor, scheduler)))
         tokenizer.warm()
         scheduler.main_loop()

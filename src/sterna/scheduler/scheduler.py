@@ -122,7 +122,6 @@ class Scheduler:
 
     def main_loop(self) -> None:
         """Until a `ShutdownReq`."""
-        self.publish()  # the first gauge: an idle scheduler is one that says so
         while not self.stopping:
             self.turn()
         self.shutdown()

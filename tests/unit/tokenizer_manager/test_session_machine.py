@@ -133,6 +133,7 @@ class SessionsMachine(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.group.now += seconds
 
+    @precondition(lambda self: len(self.live) < len(RIDS))
     @rule(
         data=st.data(),
         session=st.sampled_from(SESSIONS),
@@ -146,6 +147,7 @@ class SessionsMachine(RuleBasedStateMachine):
         after = data.draw(st.sampled_from([None, RIDS[0], *known, *known, *known]))
         self._begin(session, self._some_rid(data, session), after, replace, cut, drop, new)
 
+    @precondition(lambda self: len(self.live) < len(RIDS))
     @rule(data=st.data(), session=st.sampled_from(SESSIONS), turns=st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4))
     def converse(self, data: st.DataObject, session: str, turns: list[tuple[list[int], list[int]]]) -> None:
         """Whole turns, one after the other."""
