@@ -16,7 +16,8 @@ import httpx
 from faults.hostile import hostile_requests
 from faults.load import Answer, Ask, Load
 
-SESSION_TIMEOUT_S = 2.0
+SESSION_TIMEOUT_S = 10.0
+"""Idle; a client here may be that slow between two of its turns."""
 
 
 @dataclass

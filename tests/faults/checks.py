@@ -17,10 +17,11 @@ EXCUSED = ("engine_dead", "aborted", "draining")
 """Codes of endings that a client may get where the group ends."""
 MAY_GROW = re.compile(
     r"sterna\.(mem_cache\.(radix|eviction)\w*|server\.metrics|protocol)\b"
-    r"|record|child\.Death|req_state\.(Origin|RequestTimes)|Throughput",
+    r"|record|child\.Death|req_state\.(Origin|RequestTimes)|Throughput|session\.Session$|Sessions\._deadlines|^\w+: blocks",
     re.IGNORECASE,
 )
-"""What outlives a request, within a bound: cached prefixes and their order, counters, the last message, the flight recorder."""
+"""What outlives a request, within a bound: cached prefixes, counters, the last message, the flight recorder, closed
+sessions' places in a heap."""
 SETTLE_S = 10.0
 
 
@@ -129,7 +130,7 @@ def growth(before: Census, after: Census) -> dict[str, int]:
         f"{process}: {cls}": count - before[process].get(cls, 0)
         for process, classes in after.items()
         for cls, count in classes.items()
-        if count > before[process].get(cls, 0) and not MAY_GROW.search(cls)
+        if count > before[process].get(cls, 0) and not MAY_GROW.search(f"{process}: {cls}")
     }
 
 
