@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faults.load import Answer
-from running_server import RunningServer, until
+from running_server import PROMPTLY_S, RunningServer, until
 
 IDLE_GAUGES = ("sterna_requests_running", "sterna_scheduler_running", "sterna_scheduler_waiting", "sterna_kv_used_tokens")
 EXCUSED = ("engine_dead", "aborted", "draining")
@@ -22,7 +22,6 @@ MAY_GROW = re.compile(
 )
 """What outlives a request, within a bound: cached prefixes, counters, the last message, the flight recorder, closed
 sessions' places in a heap."""
-SETTLE_S = 10.0
 
 
 def each_is_answered_once(answers: Sequence[Answer]) -> None:
@@ -68,7 +67,7 @@ def is_idle(server: RunningServer) -> bool:
 
 def gauges_are_at_their_baseline(server: RunningServer) -> None:
     try:
-        until(lambda: is_idle(server), SETTLE_S)
+        until(lambda: is_idle(server), PROMPTLY_S)
     except AssertionError:
         samples = {name: value for name, value in server.metrics().items() if name in IDLE_GAUGES or "requests" in name}
         raise AssertionError(f"held on to something: {samples}\n{server.read_log()[-3000:]}") from None
@@ -105,7 +104,7 @@ def exactly_the_group_lives(server: RunningServer, folder: Path) -> None:
         return len(expected) == 3 and processes_of(folder).keys() == expected and server.get("/ready").status_code == 200
 
     try:
-        until(complete, SETTLE_S)
+        until(complete, PROMPTLY_S)
     except AssertionError:
         raise AssertionError(f"{processes_of(folder)}\n{server.read_log()[-3000:]}") from None
 
@@ -119,7 +118,7 @@ def take_census(server: RunningServer, folder: Path) -> Census:
     for name, pid in {"server": server.process.pid, **server.children()}.items():
         written = folder / f"census-{pid}"
         os.kill(pid, signal.SIGUSR2)
-        until(written.exists, SETTLE_S)
+        until(written.exists, PROMPTLY_S)
         census[name] = json.loads(written.read_text())
         written.unlink()
     return census
@@ -144,6 +143,6 @@ def nothing_is_held(server: RunningServer, folder: Path, before: Census) -> None
         return not grown
 
     try:
-        until(settled, SETTLE_S)
+        until(settled, PROMPTLY_S)
     except AssertionError:
         raise AssertionError(f"left behind: {grown}") from None

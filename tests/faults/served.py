@@ -13,7 +13,7 @@ from pathlib import Path
 from faults.checks import Census, nobody_lives, take_census
 from faults.faults import POINTS, Fault, Strike
 from faults.load import Answer, Ask, Load
-from running_server import RunningServer
+from running_server import PROMPTLY_S, RunningServer
 
 MODEL = "smollm2"
 INSIDE = Path(__file__).with_name("inside")
@@ -74,7 +74,7 @@ class Struck:
     def end(self) -> int:
         """SIGTERM where it still lives. The exit code; nobody and nothing is left."""
         code = self.server.stop() if self.server.process.poll() is None else self.server.process.returncode
-        nobody_lives(self.folder, 5)
+        nobody_lives(self.folder, PROMPTLY_S)
         left = sorted(path.name for path in self.run_folder.iterdir())
         shutil.rmtree(self.folder)
         assert not left, f"left behind: {left}"

@@ -14,6 +14,8 @@ from faults import checks
 from faults.conftest import TIGHT, Bench
 from faults.faults import MOMENTS, POINTS, Act, Fault
 
+pytestmark = pytest.mark.timeout(600)
+
 ONCE_A_REQUEST = ("tokenize", "intake", "bind")
 """Points that are passed as a request begins."""
 NEEDS_TIGHT = ("retract",)
