@@ -12,8 +12,8 @@ import pytest
 
 from faults import checks
 from faults.conftest import Bench
-from faults.faults import Fault
-from faults.load import Ask
+from faults.faults import Fault, Process
+from faults.load import Answer, Ask
 from faults.served import Struck
 from running_server import PROMPTLY_S, until
 
@@ -65,12 +65,12 @@ def test_when_the_server_is_killed_its_group_ends_with_it(start: Callable[..., S
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
 def test_without_recovery_everybody_is_told_and_the_group_ends(
-    start: Callable[..., Struck], bench: Callable[..., Bench], asks: list[Ask], process: str
+    start: Callable[..., Struck], bench: Callable[..., Bench], asks: list[Ask], process: Process
 ) -> None:
     """Who has ended has all of his answer; who hasn't has a beginning of it and one error."""
     reference = bench().reference
     struck = start("--no-recovery")
-    answers, (strike,) = struck.play(asks, [Fault(process, "kill", "some have ended")])  # type: ignore[arg-type]
+    answers, (strike,) = struck.play(asks, [Fault(process, "kill", "some have ended")])
     assert strike.happened
     checks.each_is_answered_once(answers)
     cut = checks.each_has_its_undisturbed_answer_or_an_honest_error(answers, reference)
@@ -93,6 +93,33 @@ def test_a_request_that_kills_the_engine_ends_alone(bench: Callable[..., Bench],
     assert answers[-1].error["code"] == "engine_crashed"
     here.is_as_before()
     assert "now with no other in flight" in here.struck.server.read_log(), "the culprit's parameters are in the log"
+
+
+def converse(here: Bench, *faults: Fault) -> list[Answer]:
+    """Three turns of a session, the second one among all the others and disturbed."""
+    session = here.struck.server.post("/open_session", {}).json()
+    answers = []
+    for turn in range(3):
+        params = {"id": session} | ({"rid": f"{session}-{turn - 1}"} if turn else {})
+        sampling = {"max_new_tokens": 40, "temperature": 0.8, "sampling_seed": turn}
+        body = {"rid": f"{session}-{turn}", "text": f" Then {turn}:", "sampling_params": sampling, "session_params": params, "stream": True}
+        crowd = here.asks if turn == 1 else []
+        played, strikes = here.struck.play([*crowd, Ask(f"turn {turn}", "/generate", body)], faults if turn == 1 else ())
+        assert all(strike.happened for strike in strikes)
+        checks.each_is_answered_once(played)
+        answers.append(played[-1])
+    assert here.struck.server.post("/close_session", {"session_id": session}).status_code == 200
+    return answers
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("process", ["scheduler", "detokenizer"])
+def test_a_session_outlives_the_engine(bench: Callable[..., Bench], process: Process) -> None:
+    here = bench()
+    disturbed, undisturbed = converse(here, Fault(process, "kill", "in full flow")), converse(here)
+    checks.each_has_its_undisturbed_answer(disturbed, undisturbed)
+    assert disturbed[2].usage["prompt_tokens"] > disturbed[1].usage["prompt_tokens"] > 40, "each turn goes on from the one before"
+    here.is_as_before()
 
 
 @pytest.mark.exhaustive
