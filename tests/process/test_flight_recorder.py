@@ -1,6 +1,8 @@
 """The flight recorder over real processes: what only the scheduler saw is told, of live requests and of ended ones."""
 
 import io
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -84,3 +86,27 @@ def test_a_member_of_a_list_is_found_by_its_own_name_through_a_real_path(tight_s
     assert tight_server.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "rid": "list"}).status_code == 200
     assert [trace["rid"] for trace in traces(tight_server, "list")] == ["list 0", "list 1"]
     assert [trace["rid"] for trace in traces(tight_server, "list%201")] == ["list 1"]
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
+def test_a_replay_and_the_restart_before_it_are_told_with_their_cause(byte_model: Path, tmp_path: Path, victim: str) -> None:
+    flags = ["--executor", "scripted", "--executor-options", "step_ms=5"]
+    with running_server(byte_model, *flags, log=tmp_path / "log") as server:
+        with closing(open_stream(server, {"rid": "survivor", "max_tokens": 100})) as stream:
+            read_until(stream, b"data: ")
+            os.kill(server.children()[victim], signal.SIGKILL)
+            read_until(stream, b"[DONE]")
+        (trace,) = until(lambda: [trace for trace in traces(server, "survivor") if trace["state"] == "finished"], 10)
+        assert (trace["outcome"], trace["replays"], trace["output_tokens"]) == ("ok", 1, 100)
+        (replayed,) = [event for event in trace["events"] if event["stage"] == "replayed"]
+        assert replayed["cause"] == f"{victim}_died"
+        assert 0 < replayed["tokens"] < 100
+        assert count(trace, "scheduler_received") == count(trace, "first_scheduled") == 2
+        assert count(trace, "first_token") == 1
+        samples = server.metrics()
+        assert samples[f'sterna_process_restarts_total{{cause="signal",process="{victim}"}}'] == 1
+        assert samples[f'sterna_replays_total{{cause="{victim}_died"}}'] == 1
+        console = Console(file=io.StringIO(), width=100, color_system=None)
+        run(["survivor", "--url", server.url], console)
+        assert isinstance(console.file, io.StringIO)
+        assert all(span in console.file.getvalue() for span in ("replay", "recompute", "1 replay"))
