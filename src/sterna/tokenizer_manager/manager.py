@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar, assert_never
+from typing import ParamSpec, TypeVar, assert_never
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
@@ -41,7 +41,7 @@ from sterna.tokenizer_manager.fan_out import Claims, FanOuts
 from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold, note_started
 from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
-from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, Outcome, ReqState, RequestTimes, aborted, outcome_of
 from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
 from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Outcome = Literal["ok", "error", "abort"]
 
 # The scheduler may have 32 batches of output in flight; credits go back in eighths of that, or when nothing more is there to fold.
 CREDIT_BATCH = 4
@@ -212,7 +211,7 @@ class TokenizerManager:
                 elif isinstance(fault, asyncio.CancelledError):
                     self.recorder.note(state.rid, "aborted", "client_gone")
                 end_locally(state, _reason_of(fault))
-                self._remove(state, self._outcome(state))
+                self._remove(state)
             raise
         for state in states:
             state.admission.on_end = partial(self._cut, state)
@@ -378,20 +377,15 @@ class TokenizerManager:
 
     def _remove_if_done(self, state: ReqState) -> None:
         if state.finished and not state.awaits_terminal and state.rid in self._closed:
-            self._remove(state, self._outcome(state))
+            self._remove(state)
 
-    def _outcome(self, state: ReqState) -> Outcome:
-        reason = state.finished_reason
-        if not isinstance(reason, FinishAbort):
-            return "ok"
-        return "abort" if aborted(reason) else "error"
-
-    def _remove(self, state: ReqState, outcome: Outcome) -> None:
+    def _remove(self, state: ReqState) -> None:
         del self._states[state.rid]
         self._closed.discard(state.rid)
         self.recovery.forget(state)
         state.admission.close()
         state.times.finished = time.monotonic()
+        outcome = outcome_of(state)
         for observer in self.on_finish:
             try:
                 observer(state, outcome)
