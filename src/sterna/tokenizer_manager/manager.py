@@ -40,7 +40,7 @@ from sterna.tokenizer_manager.fan_out import Claims, FanOuts
 from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold, note_started
 from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
-from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, Outcome, ReqState, RequestTimes, aborted, outcome_of
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, Outcome, ReqState, RequestTimes, outcome_of
 from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
 from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
@@ -202,14 +202,7 @@ class TokenizerManager:
                     await self._tokenize(obj, state)
             self._dispatch(states)
         except BaseException as fault:
-            for state in states:
-                reason = state.admission.reason
-                if reason is not None:
-                    self._abort(state, self._note_cut(state, reason), reason)
-                elif isinstance(fault, asyncio.CancelledError):
-                    self.recorder.note(state.rid, "aborted", "client_gone")
-                end_locally(state, _reason_of(fault))
-                self._remove(state)
+            self._give_up(states, fault)
             raise
         for state in states:
             state.admission.on_end = partial(self._cut, state)
@@ -351,9 +344,20 @@ class TokenizerManager:
         """What the recorder calls it."""
         if reason.code == QueueFull.code:
             return "evicted"
-        if not aborted(reason):
-            self.recorder.note(state.rid, "timeout", reason.code)
+        self.recorder.note(state.rid, "timeout", reason.code)
         return "timeout"
+
+    def _give_up(self, states: list[ReqState], fault: BaseException) -> None:
+        """`fault` came before the dispatch. A cancellation says that the client has gone, or that a member was ended from outside."""
+        cut = any(state.admission.reason is not None and not state.finished for state in states)
+        for state in states:
+            reason = state.admission.reason
+            if reason is not None and not state.finished:
+                self._abort(state, self._note_cut(state, reason), reason)
+            elif isinstance(fault, asyncio.CancelledError):
+                self.recorder.note(state.rid, "aborted", "request_failed" if cut else "client_gone")
+            end_locally(state, _reason_of(fault))
+            self._remove(state)
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)
