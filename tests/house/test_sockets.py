@@ -32,6 +32,6 @@ def test_sockets_are_opened_where_they_are_known_to_be() -> None:
     """The listener of HTTP is bound by whoever launches; between the processes it is ZeroMQ, over addresses that one file makes."""
     users = {str(path.relative_to(ROOT)) for path in SOURCES if "socket" in imported(ast.parse(path.read_text()))}
     zmq_users = {path for path in SOURCES if "zmq" in imported(ast.parse(path.read_text()))}
-    assert {user.split("/")[0] for user in users} <= {"launch", "launch.py", "server"}
+    assert {user.split("/")[0] for user in users} <= {"launch", "server"}
     assert zmq_users
     assert not [path for path in SOURCES if "tcp://" in path.read_text()]

@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sterna.errors import QueueFull
 from sterna.protocol.control import DecodeRefused
-from sterna.protocol.finish import FAULT, QUEUE_FULL, FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.protocol.finish import FAULT, FinishAbort, FinishMatchedStr, FinishMatchedToken, FinishReason, to_finish
 from sterna.protocol.generate import BatchStrOutput, BatchTokenIDOutput, DecodeOpening, StrRow, TokenIDRow
 from sterna.text.incremental import DecodeStatus, push_batch
 from sterna.text.stop import StopMatcher
@@ -24,7 +25,7 @@ from sterna.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-NO_ROOM = FinishAbort("too many requests are being decoded", QUEUE_FULL.status_code, QUEUE_FULL.code)
+NO_ROOM = to_finish(QueueFull("too many requests are being decoded"))
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,17 @@ from typing import Literal
 
 import msgspec
 
-from sterna.errors import Draining, EngineCrashed, EngineFailure, QueueFull
+from sterna.errors import (
+    Draining,
+    EngineCrashed,
+    EngineDead,
+    EngineError,
+    EngineFailure,
+    OverloadedError,
+    QueueFull,
+    RequestError,
+    TimedOut,
+)
 
 
 class FinishMatchedToken(msgspec.Struct, frozen=True, tag="token", array_like=True):
@@ -47,13 +57,21 @@ class FinishAbort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     """Of a refusal for load; None is its kind's default."""
 
 
+def to_finish(error: RequestError | OverloadedError | TimedOut | EngineError) -> FinishAbort:
+    """`error` as a value, which can cross the processes (`server/errors.py: error_of` makes it an exception again)."""
+    param = error.param if isinstance(error, RequestError) else None
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+    return FinishAbort(error.message, error.status, error.code, param, retry_after_s)
+
+
 ABORTED = FinishAbort("aborted", 499, "aborted")
-FAULT = FinishAbort("internal error", EngineFailure.status, EngineFailure.code)
+FAULT = to_finish(EngineFailure("internal error"))
 """Something of ours broke while this request was handled."""
-ENGINE_CRASHED = FinishAbort("the engine failed on this request", EngineCrashed.status, EngineCrashed.code)
+ENGINE_CRASHED = to_finish(EngineCrashed("the engine failed on this request"))
 """It alone makes the engine fail, again and again."""
-SHUTTING_DOWN = FinishAbort("the server is shutting down", Draining.status, Draining.code)
-QUEUE_FULL = FinishAbort("The request queue is full.", QueueFull.status, QueueFull.code)
+ENGINE_DEAD = to_finish(EngineDead("the engine has stopped"))
+SHUTTING_DOWN = to_finish(Draining("the server is shutting down"))
+QUEUE_FULL = to_finish(QueueFull("The request queue is full."))
 
 FinishReason = FinishMatchedToken | FinishMatchedStr | FinishLength | FinishAbort
 

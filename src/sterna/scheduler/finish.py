@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sterna.errors import EngineFailure, InvalidLogits
-from sterna.protocol.finish import ENGINE_CRASHED, FAULT, FinishAbort, FinishLength, FinishMatchedToken, FinishReason
+from sterna.protocol.finish import ENGINE_CRASHED, FAULT, FinishLength, FinishMatchedToken, FinishReason, to_finish
 from sterna.scheduler.req import Req
 
-INVALID_LOGITS = FinishAbort("the model gave no valid token", InvalidLogits.status, InvalidLogits.code)
+INVALID_LOGITS = to_finish(InvalidLogits("the model gave no valid token"))
 SUSPECT = (INVALID_LOGITS, FAULT, ENGINE_CRASHED)
 """Endings after which nobody knows what the request's slots hold: its KV serves nobody."""
-DOES_NOT_FIT = FinishAbort("the request does not fit in the KV memory, even alone", EngineFailure.status, EngineFailure.code)
+DOES_NOT_FIT = to_finish(EngineFailure("the request does not fit in the KV memory, even alone"))
 
 
 def check_finished(req: Req, eos_token_ids: frozenset[int]) -> FinishReason | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sterna.errors import ContextLengthExceeded, InvalidRequest
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FinishAbort, to_finish
 from sterna.protocol.generate import TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
 from sterna.scheduler.finish import DOES_NOT_FIT
@@ -43,12 +43,12 @@ def to_req(obj: TokenizedGenerateReqInput, serial: int, received: float, limits:
     prompt = _checked_ids(obj.input_ids, limits.vocab_size)
     max_new_tokens = params.max_new_tokens
     if max_new_tokens is None or max_new_tokens <= len(obj.resume_output_ids):
-        raise Refusal(FinishAbort("max_new_tokens is not set", InvalidRequest.status, InvalidRequest.code, "max_tokens"))
+        raise Refusal(to_finish(InvalidRequest("max_new_tokens is not set", param="max_tokens")))
     if obj.resume_output_ids:
         _checked_ids(obj.resume_output_ids, limits.vocab_size)
     if len(prompt) + max_new_tokens > limits.context_len:
         message = f"{len(prompt)} prompt tokens and {max_new_tokens} more don't fit the context of {limits.context_len}"
-        raise Refusal(FinishAbort(message, ContextLengthExceeded.status, ContextLengthExceeded.code, "max_tokens"))
+        raise Refusal(to_finish(ContextLengthExceeded(message, param="max_tokens")))
     if len(prompt) + len(obj.resume_output_ids) > limits.pool_tokens:
         raise Refusal(DOES_NOT_FIT)
     return Req(
@@ -74,9 +74,7 @@ def to_req(obj: TokenizedGenerateReqInput, serial: int, received: float, limits:
 
 def _checked_ids(ids: list[int], vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise Refusal(
-            FinishAbort(f"there must be token ids, all in [0, {vocab_size})", InvalidRequest.status, InvalidRequest.code, "input_ids")
-        )
+        raise Refusal(to_finish(InvalidRequest(f"there must be token ids, all in [0, {vocab_size})", param="input_ids")))
     return np.array(ids, dtype=np.int32)
 
 

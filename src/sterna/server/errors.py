@@ -98,7 +98,9 @@ def error_of(finish: FinishAbort) -> RequestError | OverloadedError | TimedOut |
     if finish.code in _REQUEST:
         return _REQUEST[finish.code](finish.message, param=finish.param)
     if finish.status_code in (429, 503):
-        return OverloadedError(finish.message, code=finish.code, retry_after_s=finish.retry_after_s)
+        refusal = OverloadedError(finish.message, code=finish.code, retry_after_s=finish.retry_after_s)
+        refusal.status = finish.status_code
+        return refusal
     if finish.status_code == 504:
         return TimedOut(finish.message)
     if 400 <= finish.status_code < 500:

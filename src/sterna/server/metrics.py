@@ -7,6 +7,7 @@ Histograms are fed once per request, at its end; gauges and inter-token latency 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -16,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from sterna.server.cause_metrics import Causes
 from sterna.server.exchange import Exchange
-from sterna.tokenizer_manager.manager import Outcome, TokenizerManager
+from sterna.tokenizer_manager.manager import TokenizerManager
 from sterna.tokenizer_manager.receive import ITL_BOUNDS_S
-from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
+from sterna.tokenizer_manager.req_state import Outcome, ReqState, RequestTimes
 
 # Version 0.0.4 of the text format, which `generate_latest` writes.
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -53,7 +54,7 @@ class Metrics:
         self._e2e = _histogram(registry, "sterna_e2e_request_latency_seconds", "From a request's arrival to its end.")
         self._queue = _histogram(registry, "sterna_queue_time_seconds", "From dispatch to the first step that a request is part of.")
         self._stage = Histogram("sterna_stage_seconds", "Time per stage of a request.", ["stage"], buckets=SECONDS, registry=registry)
-        for outcome in ("ok", "error", "abort"):
+        for outcome in get_args(Outcome):
             self._outcomes.labels(outcome)
         registry.register(_Live(manager))
         registry.register(Causes(manager.recorder))

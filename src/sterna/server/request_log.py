@@ -10,8 +10,7 @@ import msgspec
 from sterna.protocol.finish import FinishAbort, openai_name
 from sterna.server.errors import HttpError
 from sterna.server.exchange import Exchange
-from sterna.tokenizer_manager.manager import Outcome
-from sterna.tokenizer_manager.req_state import ReqState
+from sterna.tokenizer_manager.req_state import Outcome, ReqState
 
 log = logging.getLogger("sterna.request")
 

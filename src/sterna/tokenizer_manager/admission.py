@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from sterna.config.server_args import ServerArgs
 from sterna.errors import DeadlineExceeded, InvalidRequest, QueueFull, TooManyConcurrent, TooManyQueuedTokens
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FinishAbort, to_finish
 from sterna.tokenizer_manager.deadlines import Deadlines
 
 MAX_EVICTIONS = 64
@@ -195,7 +195,7 @@ class Accounts:
             evicted = QueueFull("The request queue is full; a request of higher priority took this one's place.", retry_after_s=wait)
             for victim in victims:
                 victim.close()
-                victim.end(FinishAbort(evicted.message, evicted.status, evicted.code, retry_after_s=wait))
+                victim.end(to_finish(evicted))
         elif places > 0:
             raise QueueFull("The request queue is full.", retry_after_s=wait)
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sterna.errors import EngineDead
-from sterna.protocol.control import FlushCacheOutput, LiveReq, LookUpOutput, LookUpReq
+from sterna.protocol.control import FlushCacheOutput, FlushCacheReq, LiveReq, LookUpOutput, LookUpReq
 
 LOOK_UP_TIMEOUT_S = 0.5
 """The scheduler answers between two steps; whoever looks doesn't wait for a long one."""
@@ -42,14 +42,38 @@ class ControlCalls(Generic[Answer]):
                 future.set_exception(fault)
 
 
-async def look_up(
-    calls: ControlCalls[LookUpOutput], send: Callable[[LookUpReq], None], reply_to: str, rids: list[str]
-) -> dict[str, LiveReq]:
-    """What the scheduler says of `rids`, by rid; nothing where it is dead or takes longer than `LOOK_UP_TIMEOUT_S`."""
-    control_id, future = calls.open()
-    send(LookUpReq(control_id=control_id, reply_to=reply_to, rids=rids))
-    try:
-        async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
-            return {live.rid: live for live in (await future).reqs}
-    except (TimeoutError, EngineDead):
-        return {}
+class Questions:
+    """All that may be asked, of whoever is the scheduler at that moment. Owned by the event loop."""
+
+    def __init__(self, send: Callable[[FlushCacheReq | LookUpReq], None], reply_to: str) -> None:
+        self._send = send
+        self._reply_to = reply_to
+        self._flushes = ControlCalls[FlushCacheOutput]()
+        self._look_ups = ControlCalls[LookUpOutput]()
+
+    async def flush_cache(self) -> int:
+        """Tokens whose KV was dropped. Raises EngineDead."""
+        control_id, future = self._flushes.open()
+        self._send(FlushCacheReq(control_id=control_id, reply_to=self._reply_to))
+        return (await future).flushed_tokens
+
+    async def look_up(self, rids: list[str]) -> dict[str, LiveReq]:
+        """What the scheduler says of `rids`, by rid; nothing where it is dead or takes longer than `LOOK_UP_TIMEOUT_S`."""
+        control_id, future = self._look_ups.open()
+        self._send(LookUpReq(control_id=control_id, reply_to=self._reply_to, rids=rids))
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                return {live.rid: live for live in (await future).reqs}
+        except (TimeoutError, EngineDead):
+            return {}
+
+    def answer(self, output: FlushCacheOutput | LookUpOutput) -> None:
+        if isinstance(output, FlushCacheOutput):
+            self._flushes.answer(output)
+        else:
+            self._look_ups.answer(output)
+
+    def fail_all(self, message: str) -> None:
+        """The scheduler that was asked has gone."""
+        for calls in (self._flushes, self._look_ups):
+            calls.fail_all(EngineDead(message))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from sterna.errors import DeadlineExceeded, RunningTimeout, WaitingTimeout
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FinishAbort, to_finish
 
 if TYPE_CHECKING:
     from sterna.tokenizer_manager.admission import Admission
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 HEAP_SLACK = 64
 """Outdated entries that may be kept beside as many as there are valid ones."""
 
-DEADLINE = FinishAbort("the request's timeout is over", DeadlineExceeded.status, DeadlineExceeded.code)
+DEADLINE = to_finish(DeadlineExceeded("the request's timeout is over"))
 
 
 class Due(NamedTuple):
@@ -51,10 +51,8 @@ class Deadlines:
         self._running_s = running_s
         self._clock = clock
         self._retry_after_s = retry_after_s
-        self._waiting = FinishAbort(f"not begun within {waiting_s:g} s", WaitingTimeout.status, WaitingTimeout.code) if waiting_s else None
-        self._running = (
-            FinishAbort(f"not done {running_s:g} s after it began", RunningTimeout.status, RunningTimeout.code) if running_s else None
-        )
+        self._waiting = to_finish(WaitingTimeout(f"not begun within {waiting_s:g} s")) if waiting_s else None
+        self._running = to_finish(RunningTimeout(f"not done {running_s:g} s after it began")) if running_s else None
         self._due: dict[Admission, Due] = {}
         self._heap: list[Due] = []
         """The values of `_due`, and outdated ones."""

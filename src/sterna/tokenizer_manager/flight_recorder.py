@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from sterna.protocol.finish import FinishAbort, FinishMatchedStr, FinishMatchedToken, openai_name
-from sterna.tokenizer_manager.req_state import AbortCause, Origin, ReqState, RequestTimes
+from sterna.tokenizer_manager.req_state import AbortCause, Origin, Outcome, ReqState, RequestTimes
 
 Event = Literal["aborted", "timeout", "replayed"]
 Phase = Literal["tokenizing", "queued", "running", "finishing", "finished"]
@@ -66,8 +66,8 @@ class Record:
     replays: int = 0
     abort_cause: str | None = None
     phase: Phase = "tokenizing"
-    outcome: str | None = None
-    """The manager's `Outcome`, once it has ended."""
+    outcome: Outcome | None = None
+    """Once it has ended."""
     finish_reason: str | None = None
     """OpenAI's word."""
     stopped_by: Literal["token", "string"] | None = None
@@ -159,7 +159,7 @@ class FlightRecorder:
         """An HTTP request that wanted output got an error with `code` instead, before anything of it was registered."""
         _tally(self.refusals, code)
 
-    def finished(self, state: ReqState, outcome: str) -> None:
+    def finished(self, state: ReqState, outcome: Outcome) -> None:
         """An observer of the manager (`on_finish`)."""
         record = self._live.pop(state.rid, None)
         if record is None:

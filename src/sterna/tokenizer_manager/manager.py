@@ -12,17 +12,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar, assert_never
+from typing import ParamSpec, TypeVar, assert_never
 
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
-from sterna.errors import Draining, DuplicateRid, EngineDead, EngineError, NotReady, OverloadedError, QueueFull, RequestError
+from sterna.errors import Draining, DuplicateRid, EngineDead, EngineError, NotReady, OverloadedError, QueueFull, RequestError, TimedOut
 from sterna.ipc.channel import ChannelError, Receiver, Sender
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import (
     DecodeRefused,
     FlushCacheOutput,
-    FlushCacheReq,
     LiveReq,
     LookUpOutput,
     OutputCredit,
@@ -31,17 +30,17 @@ from sterna.protocol.control import (
     SchedulerStats,
     SchedulingStarted,
 )
-from sterna.protocol.finish import ABORTED, FAULT, FinishAbort
+from sterna.protocol.finish import ABORTED, ENGINE_DEAD, FAULT, FinishAbort, to_finish
 from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission, Terms
-from sterna.tokenizer_manager.control import ControlCalls, look_up
+from sterna.tokenizer_manager.control import Questions
 from sterna.tokenizer_manager.fan_out import Claims, FanOuts
 from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_locally, fold, note_started
 from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
-from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, ReqState, RequestTimes, aborted
+from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, Outcome, ReqState, RequestTimes, outcome_of
 from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
 from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
 
@@ -49,7 +48,6 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Outcome = Literal["ok", "error", "abort"]
 
 # The scheduler may have 32 batches of output in flight; credits go back in eighths of that, or when nothing more is there to fold.
 CREDIT_BATCH = 4
@@ -111,8 +109,7 @@ class TokenizerManager:
         )
         self.on_finish.append(self.sessions.finished)
         self._leading_bos = leading_bos(tokenizer, model.bos_token_id, "" if chat_template is None else chat_template.source)
-        self._control = ControlCalls[FlushCacheOutput]()
-        self._look_ups = ControlCalls[LookUpOutput]()
+        self._questions = Questions(lambda question: self.recovery.scheduler.send(question), inbox.address)
         self._credit = 0
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -205,14 +202,7 @@ class TokenizerManager:
                     await self._tokenize(obj, state)
             self._dispatch(states)
         except BaseException as fault:
-            for state in states:
-                reason = state.admission.reason
-                if reason is not None:
-                    self._abort(state, self._note_cut(state, reason), reason)
-                elif isinstance(fault, asyncio.CancelledError):
-                    self.recorder.note(state.rid, "aborted", "client_gone")
-                end_locally(state, _reason_of(fault))
-                self._remove(state, self._outcome(state))
+            self._give_up(states, fault)
             raise
         for state in states:
             state.admission.on_end = partial(self._cut, state)
@@ -294,14 +284,12 @@ class TokenizerManager:
         """Tokens whose KV was dropped. Raises EngineDead."""
         if self.failure is not None or self.recovery.since is not None:
             raise EngineDead("the engine has stopped")
-        control_id, future = self._control.open()
-        self.recovery.scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
-        return (await future).flushed_tokens
+        return await self._questions.flush_cache()
 
     async def look_up(self, rids: Sequence[str]) -> dict[str, LiveReq]:
         """What the scheduler says now of those of `rids` that it has; nothing where it doesn't answer soon. Their times follow."""
         asked = [rid for rid in rids if (state := self._states.get(rid)) is not None and state.awaits_terminal]
-        found = await look_up(self._look_ups, self.recovery.scheduler.send, self._inbox.address, asked) if asked else {}
+        found = await self._questions.look_up(asked) if asked else {}
         for rid, live in found.items():
             if (state := self._states.get(rid)) is not None and not state.finished:
                 state.times.take(live.times)
@@ -312,16 +300,14 @@ class TokenizerManager:
         if self.failure is None:
             self.failure = message
             self.failed_event.set()
-            for calls in (self._control, self._look_ups):
-                calls.fail_all(EngineDead("the engine has stopped"))
+            self._questions.fail_all("the engine has stopped")
             for state in list(self._states.values()):
                 state.awaits_terminal = False
-                self._end_locally(state, FinishAbort("the engine has stopped", EngineDead.status, EngineDead.code))
+                self._end_locally(state, ENGINE_DEAD)
 
     def lose(self, process: str, scheduler: SchedulerSender, detokenizer: str) -> bool:
         """`process` has died and will be started again: `Recovery.lost`."""
-        for calls in (self._control, self._look_ups):
-            calls.fail_all(EngineDead("the engine is being restarted"))
+        self._questions.fail_all("the engine is being restarted")
         self._credit = 0
         self.stats = None
         return self.recovery.lost(process, scheduler, detokenizer)
@@ -329,10 +315,8 @@ class TokenizerManager:
     def end_all(self, reason: FinishAbort) -> None:
         """End every live request with `reason`, whatever the scheduler says of it later."""
         for state in list(self._states.values()):
-            self.recorder.note(state.rid, "aborted", "shutdown")
-            end_locally(state, reason)
-            self._abort(state, "shutdown")
-            self._remove_if_done(state)
+            self._abort(state, "shutdown", reason)
+            self._end_locally(state, reason)
 
     # ---- endings ----
 
@@ -360,9 +344,20 @@ class TokenizerManager:
         """What the recorder calls it."""
         if reason.code == QueueFull.code:
             return "evicted"
-        if not aborted(reason):
-            self.recorder.note(state.rid, "timeout", reason.code)
+        self.recorder.note(state.rid, "timeout", reason.code)
         return "timeout"
+
+    def _give_up(self, states: list[ReqState], fault: BaseException) -> None:
+        """`fault` came before the dispatch. A cancellation says that the client has gone, or that a member was ended from outside."""
+        cut = any(state.admission.reason is not None and not state.finished for state in states)
+        for state in states:
+            reason = state.admission.reason
+            if reason is not None and not state.finished:
+                self._abort(state, self._note_cut(state, reason), reason)
+            elif isinstance(fault, asyncio.CancelledError):
+                self.recorder.note(state.rid, "aborted", "request_failed" if cut else "client_gone")
+            end_locally(state, _reason_of(fault))
+            self._remove(state)
 
     def _end_locally(self, state: ReqState, reason: FinishAbort) -> None:
         end_locally(state, reason)
@@ -378,20 +373,15 @@ class TokenizerManager:
 
     def _remove_if_done(self, state: ReqState) -> None:
         if state.finished and not state.awaits_terminal and state.rid in self._closed:
-            self._remove(state, self._outcome(state))
+            self._remove(state)
 
-    def _outcome(self, state: ReqState) -> Outcome:
-        reason = state.finished_reason
-        if not isinstance(reason, FinishAbort):
-            return "ok"
-        return "abort" if aborted(reason) else "error"
-
-    def _remove(self, state: ReqState, outcome: Outcome) -> None:
+    def _remove(self, state: ReqState) -> None:
         del self._states[state.rid]
         self._closed.discard(state.rid)
         self.recovery.forget(state)
         state.admission.close()
         state.times.finished = time.monotonic()
+        outcome = outcome_of(state)
         for observer in self.on_finish:
             try:
                 observer(state, outcome)
@@ -435,10 +425,8 @@ class TokenizerManager:
                     self.stats = message
             case SchedulingStarted():
                 note_started(self._states, message)
-            case FlushCacheOutput():
-                self._control.answer(message)
-            case LookUpOutput():
-                self._look_ups.answer(message)
+            case FlushCacheOutput() | LookUpOutput():
+                self._questions.answer(message)
             case DecodeRefused():
                 self._abort_refused(message)
             case ProcessReady():
@@ -484,11 +472,9 @@ def _duplicate(rid: str) -> DuplicateRid:
 def _reason_of(fault: BaseException) -> FinishAbort:
     """How a request ends that `fault` kept from being dispatched."""
     match fault:
-        case RequestError():
-            return FinishAbort(fault.message, fault.status, fault.code, fault.param)
-        case OverloadedError() | EngineError():
-            return FinishAbort(fault.message, fault.status, fault.code)
+        case RequestError() | OverloadedError() | TimedOut() | EngineError():
+            return to_finish(fault)
         case asyncio.CancelledError():
             return ABORTED
         case _:
-            return FinishAbort("internal error", EngineError.status, EngineError.code)
+            return to_finish(EngineError("internal error"))

@@ -34,6 +34,9 @@ the detokenizer.
 """
 
 
+Outcome = Literal["ok", "error", "abort"]
+
+
 class Origin(NamedTuple):
     """What the HTTP layer knows of a generating request; the members of a fan-out share one."""
 
@@ -205,6 +208,14 @@ class JournalReader:
         if not self._closed:
             self._closed = True
             self._on_close(self._state, cause)
+
+
+def outcome_of(state: ReqState) -> Outcome:
+    """How `state`, which has ended, is counted."""
+    reason = state.finished_reason
+    if not isinstance(reason, FinishAbort):
+        return "ok"
+    return "abort" if aborted(reason) else "error"
 
 
 def aborted(reason: FinishReason) -> bool:

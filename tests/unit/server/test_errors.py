@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sterna import errors
-from sterna.protocol.finish import FinishAbort
+from sterna.protocol.finish import FinishAbort, to_finish
 from sterna.server.errors import error_of, rename_param, to_http
 
 
@@ -27,7 +27,10 @@ def test_every_served_error_has_a_status_and_openai_s_shape(kind: type[errors.Re
 
 @pytest.mark.parametrize("kind", SERVED, ids=lambda kind: kind.__name__)
 def test_an_error_that_crossed_a_process_comes_back_as_its_kind(kind: type[errors.RequestError]) -> None:
-    found = error_of(FinishAbort("what happened", kind.status, kind.code, "field"))
+    given = kind("what happened")
+    if isinstance(given, errors.RequestError):
+        given.param = "field"
+    found = error_of(to_finish(given))
     assert type(found) is kind
     assert found.message == "what happened"
     if isinstance(found, errors.RequestError):
@@ -48,6 +51,13 @@ def test_an_error_that_crossed_a_process_comes_back_as_its_kind(kind: type[error
 )
 def test_an_unknown_code_is_told_apart_by_its_status(status: int, kind: type[errors.SternaError]) -> None:
     assert type(error_of(FinishAbort("m", status, "brand_new"))) is kind
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_with_a_code_of_its_own_keeps_its_status(status: int) -> None:
+    http = to_http(error_of(FinishAbort("m", status, "too_many_session_tokens", retry_after_s=3)))
+    assert (http.status, http.code) == (status, "too_many_session_tokens")
+    assert dict(http.headers)[b"retry-after"] == b"3"
 
 
 def test_a_refusal_says_when_to_come_back() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.protocol.control import DecodeRefused, LiveReq, LookUpOutput, LookUpReq
-from sterna.protocol.finish import SHUTTING_DOWN, FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.protocol.finish import QUEUE_FULL, SHUTTING_DOWN, FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.generate import AbortReq, SchedulerMark, SchedulerTimes, StrRow
 from sterna.tokenizer_manager import control
 from sterna.tokenizer_manager.flight_recorder import CAUSES, MAX_CODES, MAX_NOTES, FlightRecorder, Record
@@ -269,6 +269,28 @@ def test_a_look_up_brings_the_times_of_a_live_request_up_to_date() -> None:
         assert await asking == {"r": live}
         assert reader.times.schedulers == [times]
         assert reader.times.first_scheduled == 2.0
+
+    scenario(test)
+
+
+def test_the_others_of_a_list_that_is_ended_from_outside_while_it_is_tokenized_are_not_taken_for_a_client_that_left() -> None:
+    async def test(group: ManagerWithFakes) -> None:
+        places = [group.manager.admit() for _ in range(2)]
+        tokenizing = asyncio.Event()
+
+        async def run_blocking(*_: object, **__: object) -> object:
+            tokenizing.set()
+            return await asyncio.Event().wait()
+
+        group.manager.run_blocking = run_blocking  # type: ignore[method-assign, assignment]
+        starting = asyncio.create_task(group.manager.generate_batch([request("a"), request("b")], places))
+        await tokenizing.wait()
+        places[0].end(QUEUE_FULL)
+        starting.cancel()  # as the one who is told does
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        causes = {rid: group.manager.recorder.find(rid)[0].abort_cause for rid in ("a", "b")}
+        assert causes == {"a": "evicted", "b": "request_failed"}
 
     scenario(test)
 

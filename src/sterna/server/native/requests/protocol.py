@@ -14,10 +14,10 @@ from msgspec import Meta
 
 from sterna.errors import InvalidRequest
 from sterna.tokenizer_manager.flight_recorder import Phase
+from sterna.tokenizer_manager.req_state import Outcome
 
 Process = Literal["server", "scheduler", "detokenizer"]
 SchedulerState = Literal["waiting", "prefill", "running"]
-Outcome = Literal["ok", "error", "abort"]
 
 MAX_LIMIT = 1000
 DEFAULT_LIMIT = 50

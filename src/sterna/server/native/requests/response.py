@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from sterna.protocol.control import LiveReq
 from sterna.protocol.generate import SchedulerTimes
-from sterna.server.native.requests.protocol import Outcome, Process, RequestSummary, RequestTrace, StageEvent
+from sterna.server.native.requests.protocol import Process, RequestSummary, RequestTrace, StageEvent
 from sterna.tokenizer_manager.flight_recorder import Record
 
 # Stages that a request passes once, and where; their order is that of what has the same time.
@@ -54,7 +54,7 @@ def _summary(record: Record) -> dict[str, Any]:
         "route": None if origin is None else origin.route,
         "stream": None if origin is None else origin.stream,
         "state": record.phase,
-        "outcome": cast("Outcome | None", record.outcome),
+        "outcome": record.outcome,
         "finish_reason": record.finish_reason,
         "stopped_by": record.stopped_by,
         "code": record.code,
