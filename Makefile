@@ -14,7 +14,7 @@ BUILT_FROM := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 SANITIZED := build/sanitize
 
-.PHONY: serve test check fmt bench sanitize clean
+.PHONY: serve test check fmt bench faults soak sanitize clean
 
 serve: $(STAMP_SERVE)
 	@$(BIN)/sterna serve "$(MODEL)" --port "$(PORT)" $(ARGS)
@@ -38,6 +38,16 @@ fmt: $(STAMP_DEV)
 
 bench: $(STAMP_DEV)
 	$(BIN)/python bench/run.py $(ARGS)
+
+# Every process killed, stopped and delayed at every point that a request passes; `make test` has a slice of it.
+faults: $(STAMP_DEV)
+	@$(BIN)/sterna pull
+	$(BIN)/pytest tests/faults -m 'exhaustive or not exhaustive' $(ARGS)
+
+# Ten minutes of everything at once; ARGS="--minutes 60" for longer. docs/reliability.md has the last figures.
+soak: $(STAMP_DEV)
+	@$(BIN)/sterna pull
+	PYTHONPATH=tests $(BIN)/python -m faults.soak $(ARGS)
 
 # The engine's tests under AddressSanitizer and UBSan (GCC's), AMX's products among them, on emulated tiles. Python itself has leaks by design. The
 # standard library is preloaded because the sanitizer looks for its throw when it starts.
