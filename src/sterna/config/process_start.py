@@ -23,7 +23,7 @@ from sterna.config.server_args import ServerArgs
 from sterna.errors import StartupError
 from sterna.ipc.channel import Sender
 from sterna.protocol.channels import ToServer
-from sterna.protocol.control import ProcessFailed
+from sterna.protocol.control import ProcessFailed, ProcessName
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
-def enter_process(name: str, run: Callable[[ProcessStart], None]) -> None:
+def enter_process(name: ProcessName, run: Callable[[ProcessStart], None]) -> None:
     """Read the start message and `run`. A fault before the process is ready is told to the server as `ProcessFailed`; exit code 1."""
     # A terminal's Ctrl-C, and the SIGTERM that service managers send to all processes of a group, are for the parent: it drains, with
     # our help, and then ends us in order.

@@ -8,16 +8,17 @@ import logging
 import os
 import sys
 import time
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from sterna.config.process_start import ProcessStart
 from sterna.launch.events import first_of
+from sterna.protocol.control import EndCause, ProcessName
 
 log = logging.getLogger(__name__)
 
-CHILDREN = {"scheduler": "sterna.scheduler.process", "detokenizer": "sterna.detokenizer.process"}
+CHILDREN: dict[ProcessName, str] = {"scheduler": "sterna.scheduler.process", "detokenizer": "sterna.detokenizer.process"}
 CHILD_DEFAULTS = {
     # NumPy's BLAS does nothing in our processes but hold threads and their memory.
     "OPENBLAS_NUM_THREADS": "1",
@@ -31,7 +32,7 @@ STOP_TIMEOUT_S = 2.0
 
 
 class Death(NamedTuple):
-    cause: Literal["signal", "exit"]
+    cause: EndCause
     code: int
     lived_s: float
 
@@ -40,7 +41,7 @@ class Death(NamedTuple):
 
 
 class Child:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: ProcessName) -> None:
         self.name = name
         self._process: asyncio.subprocess.Process | None = None
         self._spawned = 0.0

@@ -28,7 +28,7 @@ from sterna.launch.child import CHILDREN, Child, Death
 from sterna.launch.events import first_of
 from sterna.launch.restarts import RestartBudget
 from sterna.launch.sockets import Sockets
-from sterna.protocol.control import ShutdownReq
+from sterna.protocol.control import ProcessName, ShutdownReq
 from sterna.protocol.finish import SHUTTING_DOWN
 from sterna.server.app import create_app
 from sterna.server.http_server import GRACE_S, HTTPServer
@@ -66,7 +66,7 @@ class Group:
         manager = TokenizerManager(args, model, tokenizer, chat_template, sockets.inbox, sockets.to_scheduler, FIRST_EPOCH)
         return Group(args, folder, sockets, manager, HTTPServer(create_app(manager, args), args, listener))
 
-    def _start_message(self, name: str, epoch: int) -> ProcessStart:
+    def _start_message(self, name: ProcessName, epoch: int) -> ProcessStart:
         addresses = self._sockets.addresses
         return ProcessStart(
             args=msgspec.structs.replace(self.args, api_key=None, admin_api_key=None),

@@ -17,6 +17,7 @@ from sterna.files.cache import cache_root
 from sterna.ipc.addresses import RunDirectory
 from sterna.launch.group import Group
 from sterna.models.resolve import resolve_model
+from sterna.server.http_server import BACKLOG
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
@@ -53,7 +54,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as fault:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {fault.strerror or fault}; another port: --port N (or PORT=N make serve)"

@@ -8,6 +8,7 @@ from sterna.ipc.addresses import RunDirectory
 from sterna.ipc.channel import Receiver, Sender
 from sterna.launch.child import CHILDREN
 from sterna.protocol.channels import ToDetokenizer, ToScheduler, ToServer
+from sterna.protocol.control import ProcessName
 
 
 class Sockets:
@@ -19,7 +20,7 @@ class Sockets:
         self.to_scheduler: Sender[ToScheduler] = Sender(self._context, self.addresses["scheduler"])
         self.to_detokenizer: Sender[ToDetokenizer] = Sender(self._context, self.addresses["detokenizer"])
 
-    def renew(self, name: str, epoch: int) -> None:
+    def renew(self, name: ProcessName, epoch: int) -> None:
         """The child `name` has died: its successor of `epoch` gets an address and a sender of its own. What it hadn't read is gone."""
         self._run.release(self.addresses[name])
         self.addresses[name] = self._run.address(name, epoch)

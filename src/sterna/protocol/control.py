@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from sterna.protocol.generate import SchedulerTimes
+
+ProcessName = Literal["scheduler", "detokenizer"]
+"""The server's children."""
+PROCESSES: tuple[ProcessName, ...] = get_args(ProcessName)
+EndCause = Literal["signal", "exit"]
+"""What ended a process: a signal, or itself."""
 
 
 class FlushCacheReq(msgspec.Struct, frozen=True, kw_only=True, tag="flush_cache"):
@@ -101,8 +107,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler_s
 class ProcessReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """A child has loaded what it needs and is at its loop."""
 
-    process: str
-    """`scheduler` or `detokenizer`."""
+    process: ProcessName
     epoch: int
     info: dict[str, str | int | float | bool]
     """For `/server_info`: executor, dtype, KV slots, promises of exactness, …"""
@@ -111,7 +116,7 @@ class ProcessReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class ProcessFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """A child can't start; it exits after sending this."""
 
-    process: str
+    process: ProcessName
     message: str
 
 

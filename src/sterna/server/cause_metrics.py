@@ -1,6 +1,6 @@
 """What went otherwise than it should, by cause, in `/metrics`: read from the flight recorder at the scrape.
 
-Every label's values are a fixed set (`CAUSES`, `RESTART_CAUSES`) or the error codes of the source, 64 at most; those of a fixed set
+Every label's values are a fixed set (`CAUSES`, `PROCESSES`, `EndCause`) or the error codes of the source, 64 at most; those of a fixed set
 are there from the start, at 0, so that a first event is an increase.
 """
 

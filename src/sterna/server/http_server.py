@@ -21,6 +21,7 @@ from sterna.server.errors import ErrorDetail, ErrorResponse
 from sterna.server.freed_memory import give_freed_memory_back
 
 BACKLOG = 4096
+"""Connections that the system holds until they are accepted, if it allows so many."""
 KEEP_ALIVE_S = 75
 """An idle connection is closed after this long; longer than the minute that proxies keep theirs."""
 HEADER_DEADLINE_S = 20.0

@@ -36,6 +36,7 @@ class RequestLog:
             "cached_tokens": state.cached_tokens,
             "completion_tokens": len(state.output_ids),
             "retractions": times.retractions,
+            "replays": state.replays,
             "ms": {
                 name: round((at - start) * 1000, 3)
                 for name in STAGES

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from sterna.config.server_args import ServerArgs
 from sterna.errors import DeadlineExceeded, InvalidRequest, QueueFull, TooManyConcurrent, TooManyQueuedTokens
 from sterna.protocol.finish import FinishAbort, to_finish
-from sterna.tokenizer_manager.deadlines import Deadlines
+from sterna.tokenizer_manager.deadlines import HEAP_SLACK, Deadlines
 
 MAX_EVICTIONS = 64
 """For one HTTP request."""
 MAX_RETRY_AFTER_S = 60
 THROUGHPUT_WINDOW = 64
 """Ended requests from which throughput is estimated."""
-HEAP_SLACK = 64
 
 
 @dataclass(slots=True, frozen=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
+from sterna.protocol.control import PROCESSES, EndCause, ProcessName
 from sterna.protocol.finish import FinishAbort, FinishMatchedStr, FinishMatchedToken, openai_name
 from sterna.tokenizer_manager.req_state import AbortCause, Origin, Outcome, ReqState, RequestTimes
 
@@ -30,8 +31,6 @@ CAUSES: dict[Event, tuple[str, ...]] = {
     "replayed": ("scheduler_died", "detokenizer_died", "other"),
 }
 """What is counted apart; any other detail counts as `other`."""
-PROCESSES = ("scheduler", "detokenizer")
-RESTART_CAUSES = ("signal", "exit", "other")
 MAX_NOTES = 16
 """Of one record; of more, the first half and the latest."""
 MAX_CODES = 64
@@ -123,7 +122,7 @@ class FlightRecorder:
         self._serials = itertools.count(1)
         self.counts: dict[tuple[Event, str], int] = {(event, cause): 0 for event, causes in CAUSES.items() for cause in causes}
         """Since the start, by event and cause."""
-        self.restarts: dict[tuple[str, str], int] = {(process, cause): 0 for process in PROCESSES for cause in RESTART_CAUSES}
+        self.restarts: dict[tuple[str, str], int] = {(process, cause): 0 for process in PROCESSES for cause in get_args(EndCause)}
         """Since the start, by process and cause."""
         self.errors: dict[str, int] = {}
         """Requests that ended with an error, by its code."""
@@ -151,9 +150,9 @@ class FlightRecorder:
             record.add(Note(time.monotonic(), event, detail[:MAX_DETAIL], tokens))
         self.counts[event, detail if detail in CAUSES[event] else "other"] += 1
 
-    def restarted(self, process: str, cause: str) -> None:
-        """`process`, one of `PROCESSES`, has been started again because it ended by `cause`, one of `RESTART_CAUSES`."""
-        self.restarts[process, cause if cause in RESTART_CAUSES else "other"] += 1
+    def restarted(self, process: ProcessName, cause: EndCause) -> None:
+        """`process` has been started again because it ended by `cause`."""
+        self.restarts[process, cause] += 1
 
     def refused(self, code: str) -> None:
         """An HTTP request that wanted output got an error with `code` instead, before anything of it was registered."""

@@ -26,6 +26,7 @@ from sterna.protocol.control import (
     LookUpOutput,
     OutputCredit,
     ProcessFailed,
+    ProcessName,
     ProcessReady,
     SchedulerStats,
     SchedulingStarted,
@@ -305,7 +306,7 @@ class TokenizerManager:
                 state.awaits_terminal = False
                 self._end_locally(state, ENGINE_DEAD)
 
-    def lose(self, process: str, scheduler: SchedulerSender, detokenizer: str) -> bool:
+    def lose(self, process: ProcessName, scheduler: SchedulerSender, detokenizer: str) -> bool:
         """`process` has died and will be started again: `Recovery.lost`."""
         self._questions.fail_all("the engine is being restarted")
         self._credit = 0

@@ -18,12 +18,12 @@ from typing import Protocol
 import msgspec
 
 from sterna.protocol.channels import ToScheduler
-from sterna.protocol.control import NewDetokenizerReq
+from sterna.protocol.control import PROCESSES, NewDetokenizerReq, ProcessName
 from sterna.protocol.finish import ABORTED, ENGINE_CRASHED, FinishAbort
 from sterna.protocol.generate import AbortReq, TokenizedGenerateReqInput
 from sterna.protocol.sampling import describe
 from sterna.tokenizer_manager.fan_out import to_message
-from sterna.tokenizer_manager.flight_recorder import PROCESSES, FlightRecorder
+from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.receive import end_locally
 from sterna.tokenizer_manager.req_state import ReqState
 from sterna.tokenizer_manager.trials import Trials
@@ -120,7 +120,7 @@ class Recovery:
 
     # ---- a process dies, and another one is ready ----
 
-    def lost(self, process: str, scheduler: SchedulerSender, detokenizer: str) -> bool:
+    def lost(self, process: ProcessName, scheduler: SchedulerSender, detokenizer: str) -> bool:
         """`process` has died, and its successor will be started in the new `epoch`.
 
         `scheduler` leads to the scheduler of that epoch, `detokenizer` is that one's address. Returns whether the engine had done, or been
@@ -168,7 +168,7 @@ class Recovery:
         end_locally(state, ENGINE_CRASHED)
         self._remove_if_done(state)
 
-    def note_ready(self, process: str, epoch: int) -> bool:
+    def note_ready(self, process: ProcessName, epoch: int) -> bool:
         """A process says that it is ready; False for one that has died since."""
         if self._awaited.get(process) != epoch:
             return False

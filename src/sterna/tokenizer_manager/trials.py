@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from sterna.protocol.control import ProcessName
 from sterna.tokenizer_manager.req_state import ReqState
 
 PROGRESS_TOKENS = 8
@@ -30,7 +31,7 @@ class Trials:
         self._waiting: deque[list[ReqState]] = deque()
         self.searching = False
 
-    def crashed(self, process: str, in_flight: list[ReqState]) -> ReqState | None:
+    def crashed(self, process: ProcessName, in_flight: list[ReqState]) -> ReqState | None:
         """`process` has died with `in_flight`. Returns the culprit where that is certain now: it isn't to be sent again."""
         self._on_trial = []
         for state in in_flight:

@@ -13,11 +13,14 @@ from sterna.protocol.control import SchedulerStats
 from sterna.protocol.finish import FinishAbort, FinishLength
 from sterna.server.app import App
 from sterna.server.health import SILENCE_S
+from sterna.server.request_log import RequestLog
 from sterna.server.route import compile_path
 from sterna.server.routes import ROUTES
 from sterna.tokenizer_manager import manager
+from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
 from unit.server.asgi import get, post, start
 from unit.server.engine import answer, running, silence
+from unit.tokenizer_manager.fakes import a_place
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -348,6 +351,13 @@ async def test_one_log_line_per_request_with_counts_and_times_and_no_text(caplog
     assert (second["outcome"], second["status"]) == ("refused", 400)
     assert "SECRET" not in caplog.text
     assert "hello" not in caplog.text
+
+
+def test_the_log_line_says_how_often_a_request_was_replayed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="sterna.request")
+    RequestLog().finished(ReqState("r", RequestTimes(0.0), 3, a_place(), replays=2), "ok")
+    (record,) = caplog.records
+    assert json.loads(record.getMessage())["replays"] == 2
 
 
 @pytest.mark.parametrize("path_body", [(CHAT, {"messages": HI}), ("/v1/completions", {"prompt": ["a", "b"]})], ids=["one", "list"])

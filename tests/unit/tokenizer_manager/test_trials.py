@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from sterna.config.server_args import ServerArgs
 from sterna.protocol.channels import ToScheduler
-from sterna.protocol.control import NewDetokenizerReq
+from sterna.protocol.control import PROCESSES, NewDetokenizerReq
 from sterna.protocol.finish import ENGINE_CRASHED, FinishLength
 from sterna.protocol.generate import AbortReq, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from sterna.protocol.sampling import SamplingParams
 from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts
-from sterna.tokenizer_manager.flight_recorder import PROCESSES, FlightRecorder
+from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.recovery import Recovery
 from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
 from sterna.tokenizer_manager.trials import PROGRESS_TOKENS
