@@ -293,7 +293,7 @@ class TokenizerManager:
     async def flush_cache(self) -> int:
         """Tokens whose KV was dropped. Raises EngineDead."""
         if self.failure is not None or self.recovery.since is not None:
-            raise EngineDead("the engine has stopped")
+            raise EngineDead("the engine has stopped" if self.failure is not None else "the engine is being restarted")
         control_id, future = self._control.open()
         self.recovery.scheduler.send(FlushCacheReq(control_id=control_id, reply_to=self._inbox.address))
         return (await future).flushed_tokens
