@@ -48,7 +48,7 @@ def _header_timeout(exchange: Exchange) -> float | None:
     if given is None:
         return None
     try:
-        seconds = float(given)
+        seconds = math.nan if b"_" in given else float(given)  # Python reads 1_0 as 10; nobody else does
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_TIMEOUT_S:

@@ -109,7 +109,7 @@ def _phase(state: ReqState) -> Phase:
         return "finishing"
     if state.output_ids:
         return "running"
-    return "queued" if state.times.dispatched is not None else "tokenizing"
+    return "queued" if state.tokenized is not None else "tokenizing"  # dispatched, or held until the engine is back
 
 
 class FlightRecorder:

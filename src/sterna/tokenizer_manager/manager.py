@@ -284,7 +284,7 @@ class TokenizerManager:
     async def flush_cache(self) -> int:
         """Tokens whose KV was dropped. Raises EngineDead."""
         if self.failure is not None or self.recovery.since is not None:
-            raise EngineDead("the engine has stopped")
+            raise EngineDead("the engine has stopped" if self.failure is not None else "the engine is being restarted")
         return await self._questions.flush_cache()
 
     async def look_up(self, rids: Sequence[str]) -> dict[str, LiveReq]:

@@ -142,9 +142,25 @@ class Turn:
 
 
 def _cut(length: int, offset: int) -> int:
+    _check_offset(length, offset)
+    return offset if offset > 0 else length + offset
+
+
+def _check_offset(length: int, offset: int) -> None:
     if abs(offset) > length:
         raise InvalidRequest(f"offset: the context has {length} tokens, {offset} is outside of it", param="session_params.offset")
-    return offset if offset > 0 else length + offset
+
+
+def _check_cut(params: SessionTurn, parent: Node | None, interrupted: Turn | None) -> None:
+    """Before anything is forgotten. A stop that a chat's turn leaves out isn't looked for here: `Turn.context` has the last word."""
+    if interrupted is not None:
+        tokenized = interrupted.journal.tokenized
+        prompt, output = 0 if tokenized is None else len(tokenized.input_ids), len(interrupted.journal.output_ids)
+    elif parent is not None:
+        prompt, output = parent.prompt_len, len(parent.output)
+    else:
+        return
+    _check_offset(prompt if params.drop_previous_output else prompt + output, params.offset)
 
 
 def without_stop(node: Node, tokenizer: Tokenizer) -> tuple[int, str]:
@@ -207,7 +223,10 @@ class Session:
     closed: bool = False
 
     def plan(self, params: SessionTurn, rids: Sequence[str]) -> Plan:
-        """Turns named `rids` that all go on from one place. Raises SessionNotFound, SessionBusy, SessionFull, DuplicateRid."""
+        """Turns named `rids` that all go on from one place.
+
+        Raises SessionNotFound, SessionBusy, SessionFull, DuplicateRid, InvalidRequest.
+        """
         parent, interrupted = self._parent(params)
         dropped: list[Node] = []
         ended: list[Turn] = []
@@ -222,6 +241,7 @@ class Session:
         for rid in rids:
             if rid in self.nodes and rid not in gone:
                 raise DuplicateRid(f"the session has a turn {rid!r} already", param="rid")
+        _check_cut(params, parent, interrupted)
         if len(self.nodes) + len(self.turns) - len(dropped) - len(ended) + len(rids) > MAX_TURNS:
             raise SessionFull(f"a session has at most {MAX_TURNS} turns", param="session_params.id")
         return Plan(parent, interrupted, dropped, ended)

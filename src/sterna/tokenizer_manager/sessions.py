@@ -95,11 +95,13 @@ class Sessions:
     def begin(self, params: SessionTurn, journals: Sequence[Journal]) -> None:
         """One HTTP request's turns: its members all go on from one place, each under its own rid. Sets their `turn`.
 
-        Raises SessionNotFound, SessionBusy, SessionFull, DuplicateRid, TooManySessions; then nothing has changed.
+        Raises SessionNotFound, SessionBusy, SessionFull, DuplicateRid, InvalidRequest, TooManySessions; then nothing has changed.
         """
         session = self._find(params.id, "session_params.id")
         plan = session.plan(params, [journal.rid for journal in journals])
-        if self._tokens >= self._max_tokens or self._nodes >= MAX_TURNS_OF_ALL:
+        # Of what there is without what this very turn replaces: who has filled the bound can get below it.
+        kept = self._tokens - sum(node.size for node in plan.dropped)
+        if kept >= self._max_tokens or self._nodes - len(plan.dropped) >= MAX_TURNS_OF_ALL:
             raise TooManySessions("the open sessions hold as many tokens or turns as they may", code="too_many_session_tokens")
         parent = plan.parent
         for node in plan.dropped:

@@ -1,11 +1,16 @@
 """POST /generate, in SGLang's shapes, against a scripted engine."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken
+from sterna.config.server_args import ServerArgs
+from sterna.protocol.finish import ABORTED, FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken
+from sterna.server.native.generate.response import to_meta_info
+from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts
+from sterna.tokenizer_manager.req_state import JournalReader, ReqState, RequestTimes
 from unit.server.asgi import post, start
 from unit.server.engine import Engine, answer, running, silence
 
@@ -171,3 +176,13 @@ async def test_each_prompt_of_a_list_can_have_a_rid_of_its_own() -> None:
         engine.put("y", "fine", reason=FinishLength(4))
         await call.done()
     assert [entry["meta_info"]["finish_reason"]["type"] for entry in call.json] == ["abort", "length"]
+
+
+@pytest.mark.parametrize(("terminal_row", "seconds"), [(True, 1.0), (False, 60.0)])
+def test_the_latency_is_that_of_the_whole_request_where_the_scheduler_has_not_ended_it(terminal_row: bool, seconds: float) -> None:
+    now = time.monotonic()
+    times = RequestTimes(now - 60, last_token=now - 59, detokenized=now - 58 if terminal_row else None)
+    state = ReqState("r", times, 1, Accounts(ServerArgs()).admit(ANY_TERMS)[0], finished_reason=ABORTED)
+    latency = to_meta_info(JournalReader(state, lambda *_: None), ABORTED).e2e_latency
+    assert latency is not None
+    assert seconds <= latency < seconds + 30

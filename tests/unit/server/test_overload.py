@@ -161,7 +161,7 @@ async def test_what_is_no_timeout_or_priority_is_refused_by_name(path: str) -> N
         ]:
             call = await post(engine.app, path, {**body, field: value})
             assert (call.status, call.error["param"]) == (400, field), value
-        for header in ("soon", "", "0", "-1", "nan", "inf", "1e12"):
+        for header in ("soon", "", "0", "-1", "nan", "inf", "1e12", "1_0"):
             call = await post(engine.app, path, body, headers={"X-Request-Timeout": header})
             assert (call.status, call.error["param"]) == (400, "X-Request-Timeout"), header
         call = await post(engine.app, path, {**body, "timeout": None, "priority": None})

@@ -117,6 +117,7 @@ def test_an_abort_while_the_engine_is_away_is_a_local_drop() -> None:
         readers = [await start(group, "dispatched")]
         sender = die(group)
         readers.append(await start(group, "new"))
+        assert [group.manager.recorder.find(rid)[0].phase for rid in ("dispatched", "new")] == ["queued", "queued"]
         assert group.manager.abort_all() == 2
         for reader in readers:
             assert (await reader.next_delta()).finished_reason == ABORTED
@@ -181,7 +182,10 @@ def test_credits_of_an_epoch_stay_in_it_and_gauges_of_the_dead_are_forgotten() -
 def test_a_question_to_the_dead_is_answered_with_503() -> None:
     async def test(group: ManagerWithFakes) -> None:
         die(group)
-        with pytest.raises(EngineDead):
+        with pytest.raises(EngineDead, match="being restarted"):
+            await group.manager.flush_cache()
+        group.manager.fail("for good")
+        with pytest.raises(EngineDead, match="has stopped"):
             await group.manager.flush_cache()
 
     scenario(test)

@@ -67,9 +67,8 @@ def test_a_context_is_cut_where_it_is_asked(group: Group, params: dict[str, int]
 
 @pytest.mark.parametrize("offset", [8, -8, 2**31 - 1, -(2**31) + 1])
 def test_an_offset_outside_of_the_context_is_refused(group: Group, offset: int) -> None:
-    (journal,) = group.begin("c", rid="b", offset=offset)
     with pytest.raises(InvalidRequest, match="has 7 tokens") as caught:
-        group.tokenize(journal, [8])
+        group.begin("c", rid="b", offset=offset)
     assert caught.value.param == "session_params.offset"
 
 
@@ -322,6 +321,34 @@ def test_turns_of_all_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         group.begin("c", session="t")
     group.sessions.close("s")
     assert group.turn("c", [1], [], session="t") == [1]
+
+
+def test_who_has_filled_the_bound_of_all_gets_below_it_by_replacing() -> None:
+    group = Group(max_tokens=8)
+    group.open()
+    group.turn("a", [1, 2, 3], [4])
+    group.turn("b", [5], [6, 7, 8], rid="a")
+    for params in ({"rid": "b"}, {"rid": "b", "replace": True}, {"rid": "a"}):
+        with pytest.raises(TooManySessions):
+            group.begin("c", **params)
+    assert group.turn("c", [9], [], rid="a", replace=True) == [1, 2, 3, 4, 9]
+    assert group.sessions.num_tokens == 5
+
+
+@pytest.mark.parametrize(("drop", "offsets"), [(False, (10, -10)), (True, (9, -9))])
+def test_an_offset_outside_of_the_context_forgets_nothing(group: Group, drop: bool, offsets: tuple[int, int]) -> None:
+    group.turn("c", [8], [], rid="b")
+    (running,) = group.begin("d", rid="b")
+    group.tokenize(running, [9])
+    running.output_ids += [10]
+    for offset in offsets:
+        for rid in "abcd":
+            with pytest.raises(InvalidRequest, match="offset"):
+                group.begin("e", rid=rid, replace=True, drop_previous_output=drop, offset=offset)
+    assert group.aborted == []
+    group.end(running, [])
+    assert group.turn("e", [1], [], rid="c") == [1, 2, 3, 4, 5, 6, 7, 8, 1]
+    assert group.turn("f", [1], [], rid="d") == [1, 2, 3, 4, 5, 6, 7, 9, 10, 1]
 
 
 def test_the_whole_context_counts_against_the_model_s() -> None:

@@ -84,7 +84,7 @@ class SessionsMachine(RuleBasedStateMachine):
     def _held(self, session: str | None = None) -> int:
         return sum(told.added + len(told.output) for told in self.done.values() if session in (None, told.session))
 
-    def _refusal(self, session: str, rid: str, after: str | None, replace: bool) -> type[Exception] | None:
+    def _refusal(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool) -> type[Exception] | None:
         if session not in self.idle_since:
             return SessionNotFound
         if after in self._running_in(session):
@@ -96,7 +96,18 @@ class SessionsMachine(RuleBasedStateMachine):
             return SessionBusy
         if (session, rid) in self.done and not (replace and rid in self._below(session, after)):
             return DuplicateRid
-        return TooManySessions if self._held() >= MAX_TOKENS else None
+        if abs(cut) > len(self._base(session, after, drop)) and after is not None:
+            return InvalidRequest
+        forgotten = self._below(session, after) if replace and after not in self._running_in(session) else ()
+        freed = sum(told.added + len(told.output) for told in self.done.values() if told.session == session and told.name in forgotten)
+        return TooManySessions if self._held() - freed >= MAX_TOKENS else None
+
+    def _base(self, session: str, after: str | None, drop: bool) -> list[int]:
+        """What a turn that goes on from `after` can cut."""
+        if after is None:
+            return []
+        told = self.running[after] if after in self._running_in(session) else self.done[session, after]
+        return told.prompt if drop else told.whole
 
     def _end(self, name: str, *, kept: bool) -> None:
         told = self.running.pop(name, None)
@@ -168,7 +179,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     def _begin(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
         self._forget_idle()
-        expected = self._refusal(session, rid, after, replace)
+        expected = self._refusal(session, rid, after, replace, cut, drop)
         aborted = len(self.group.aborted)
         place = {"session": session, "rid": after, "replace": replace, "offset": cut, "drop_previous_output": drop}
         if expected is not None:
@@ -201,9 +212,8 @@ class SessionsMachine(RuleBasedStateMachine):
         kept = base[:cut] if cut else base
         reserved = sum(other.turn.reserved for name in self._running_in(told.session) if (other := self.live[name]).turn)
         room = CAPACITY - self._held(told.session) - reserved - len(told.prompt)
-        outside = before is not None and abs(cut) > len(base)
-        if outside or room < LENGTH:
-            with pytest.raises(InvalidRequest, match="outside" if outside else "the session holds"):
+        if room < LENGTH:
+            with pytest.raises(InvalidRequest, match="the session holds"):
                 self.group.tokenize(journal, told.prompt, max_new_tokens=LENGTH)
             self._fail(journal, ABORTED)
             return

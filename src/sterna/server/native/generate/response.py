@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.server.generation import Full
 from sterna.server.native.generate.protocol import GenerateOutput, MetaInfo
@@ -18,14 +20,15 @@ def to_response(outputs: list[Full], *, is_list: bool) -> GenerateOutput | list[
 
 def to_meta_info(reader: JournalReader, reason: FinishReason | None) -> MetaInfo:
     times = reader.times
-    end = times.last_token or times.detokenized
+    # Without a terminal row it ended in the server (an abort or a deadline while the engine was away), now; its last token may be older.
+    end = time.monotonic() if times.detokenized is None else times.last_token or times.detokenized
     return MetaInfo(
         id=reader.rid,
         finish_reason=None if reason is None else finish_dict(reason),
         prompt_tokens=reader.prompt_tokens,
         completion_tokens=reader.completion_tokens,
         cached_tokens=reader.cached_tokens,
-        e2e_latency=None if reason is None or end is None else end - times.received,
+        e2e_latency=None if reason is None else end - times.received,
     )
 
 
