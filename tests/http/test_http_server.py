@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import socket
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -212,6 +213,24 @@ async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
             engine.put("r", "done", reason=FinishLength(4))
             assert json.loads((await connection.response())[2])["id"] == "r"
             assert (await connection.response())[2] == b'{"status":"ok"}'
+
+
+async def test_who_pipelines_and_goes_is_gone() -> None:
+    body = json.dumps({"prompt": "hi", "rid": "r", "stream": True}).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with serving() as (engine, _, port):
+        engine.script = silence
+        async with connected(port, post + body + GET) as connection:
+            while not engine.received:
+                await asyncio.sleep(0.001)
+            connection.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.writer.transport.abort()
+        async with asyncio.timeout(30):
+            while not engine.aborted:
+                engine.put("r", "text")  # the server reads no further while an answer is due: it finds out when it writes
+                await asyncio.sleep(0.001)
+        (record,) = engine.manager.recorder.find("r")
+        assert record.abort_cause == "client_gone"
 
 
 async def test_signals_stay_the_caller_s_and_shutdown_closes_the_port_and_the_app() -> None:

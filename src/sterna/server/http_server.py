@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import uvicorn
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sterna.config.server_args import ServerArgs
 from sterna.server.app import App
@@ -149,6 +149,8 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0
         """Bytes since the connection or the request before it; None while a body or nothing is being read."""
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered. uvicorn's `cycle` is the latest one that came, pipelined behind it perhaps."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -157,6 +159,10 @@ class DeadlineProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear()
         self._clear_stall()
+        self.pipeline.clear()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -185,8 +191,11 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.pipeline:
             self._clear()  # it waits for the answer before it; `on_response_complete` goes on
+        else:
+            self._answering = self.cycle
 
     def on_response_complete(self) -> None:
+        self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.cycle.more_body and not self.transport.is_closing() and self._deadline is None:
             self._set_deadline(BODY_DEADLINE_S)
