@@ -132,8 +132,8 @@ class Recovery:
         self._awaited[process] = self.epoch
         if process == "detokenizer":
             scheduler.send(NewDetokenizerReq(epoch=self.epoch, detokenizer=detokenizer))
-        in_flight = self._recall(f"{process}_died")
-        culprit = self.trials.crashed(process, in_flight)
+        in_flight, ending = self._recall(f"{process}_died")
+        culprit = self.trials.crashed(process, in_flight, ending)
         if culprit is not None:
             self._convict(culprit)
             in_flight.remove(culprit)
@@ -142,24 +142,27 @@ class Recovery:
         log.warning("epoch %d begins; %d requests wait for the %s", self.epoch, len(self._held), process)
         return bool(in_flight) or culprit is not None or served
 
-    def _recall(self, cause: str) -> list[ReqState]:
-        """Nothing is at the engine any more. Returns who was, and isn't at his end."""
+    def _recall(self, cause: str) -> tuple[list[ReqState], int]:
+        """Nothing is at the engine any more. Returns who was, and isn't at his end, and how many more were: aborted, and not gone yet."""
         in_flight: list[ReqState] = []
+        ending = 0
         for state in list(self._states.values()):
             state.epoch = self.epoch
             if not state.dispatched:
                 continue
+            was_there = state.awaits_terminal
             state.dispatched = state.awaits_terminal = False
             if state.abort_sent:
                 end_locally(state, state.admission.reason or ABORTED)
                 state.abort_sent = False
             if state.finished:
+                ending += was_there
                 self._remove_if_done(state)
                 continue
             state.replays += 1
             self._recorder.note(state.rid, "replayed", cause, len(state.output_ids))
             in_flight.append(state)
-        return in_flight
+        return in_flight, ending
 
     def _convict(self, state: ReqState) -> None:
         assert state.tokenized is not None

@@ -31,14 +31,17 @@ class Trials:
         self._waiting: deque[list[ReqState]] = deque()
         self.searching = False
 
-    def crashed(self, process: ProcessName, in_flight: list[ReqState]) -> ReqState | None:
-        """`process` has died with `in_flight`. Returns the culprit where that is certain now: it isn't to be sent again."""
+    def crashed(self, process: ProcessName, in_flight: list[ReqState], ending: int = 0) -> ReqState | None:
+        """`process` has died with `in_flight` and with `ending` more, which come to their end by it: it may have been one of those.
+
+        Returns the culprit where that is certain now: it isn't to be sent again.
+        """
         self._on_trial = []
         for state in in_flight:
             if state.struck_by != process or _has_progressed(state):
                 state.strikes, state.struck_by, state.tokens_at_strike = 0, process, len(state.output_ids)
             state.strikes += 1
-        if len(in_flight) == 1 and in_flight[0].strikes >= STRIKES:
+        if len(in_flight) == 1 and not ending and in_flight[0].strikes >= STRIKES:
             # The others are innocent, most likely: together, then.
             others = [state for group in self._waiting for state in group]
             self._waiting = deque([others])

@@ -15,7 +15,7 @@ from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts
 from sterna.tokenizer_manager.flight_recorder import FlightRecorder
 from sterna.tokenizer_manager.recovery import Recovery
 from sterna.tokenizer_manager.req_state import ReqState, RequestTimes
-from sterna.tokenizer_manager.trials import PROGRESS_TOKENS
+from sterna.tokenizer_manager.trials import PROGRESS_TOKENS, Trials
 
 LENGTH = 100
 
@@ -196,3 +196,13 @@ def test_both_processes_dying_count_as_one_crash() -> None:
 class _Ignored:
     def send(self, message: ToScheduler) -> None:
         """A scheduler that only hears of its new detokenizer."""
+
+
+def test_nobody_is_convicted_of_a_crash_at_which_an_aborted_one_was_still_there() -> None:
+    simulation = Simulation({}, 0, 1)
+    simulation.submit("a")
+    state, trials = simulation.states["a"], Trials()
+    for _ in range(2):
+        assert trials.crashed("scheduler", [state]) is None
+    assert trials.crashed("scheduler", [state], ending=1) is None
+    assert trials.crashed("scheduler", [state]) is state
