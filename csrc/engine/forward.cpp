@@ -65,10 +65,11 @@ void Forward::run(const Step& step, const Sink& sink) {
     each_token(tokens, [&](int64_t t, int) { inputs_.set(kernels_, int(t), mixed_.get() + t * mixed_cols); });
     const size_t stride = padded(layer.attention.o);
     products({{&layer.attention.o, &inputs_, y_.reserve(stride * tokens), stride}}, tokens);
+    const GatedMLP& reader = layer.is_mixture() ? layer.mixture.experts[0] : layer.mlp;
     if (layer.is_mixture())
-      hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&layer.mixture.router, &layer.mixture.experts[0].gate.weight, &layer.mixture.experts[0].up.weight});
+      hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&layer.mixture.router, &reader.gate.weight, &reader.up.weight});
     else
-      hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&layer.mlp.gate.weight, &layer.mlp.up.weight});
+      hidden_inputs_.reserve(tokens, hidden, Rounding::kRefined, {&reader.gate.weight, &reader.up.weight});
     each_token(tokens, [&](int64_t t, int thread) {
       float* x = x_.get() + t * hidden;
       add_residual(layer, layer.attn_post_norm, y_.get() + t * stride, x);

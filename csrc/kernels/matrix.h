@@ -64,9 +64,10 @@ struct alignas(64) ActivationGroup {
 };
 
 // In the stream between layers a few channels are many times larger than all others; a group that holds one is rounded as coarsely, and such groups
-// make most of a row's error. So in rows that are refined (others end their list of refinements at once) a group whose d^2 is more than kRefineAbove times the row's mean of d^2 is refined: what rounding left over of it
-// (x - d * q, two roundings) is quantized as a group once more, and adds to the dot product as one. The mean is (sum of d^2, ascending) / groups, in
-// float32; d^2 or a sum beyond float32 refines nothing, nor does a NaN. Fewer than groups / kRefineAbove can be so large.
+// make most of a row's error. So in rows that are refined (others end their list of refinements at once) a group whose d^2 is more than kRefineAbove
+// times the row's mean of d^2 is: what rounding left over of it (x - d * q, two roundings) is quantized as a group once more, and adds to the dot
+// product as one. The mean is (sum of d^2, ascending) / groups, in float32; d^2 or a sum beyond float32 refines nothing, nor does a NaN. Fewer than
+// groups / kRefineAbove can be so large.
 constexpr int kRefineAbove = 4;
 constexpr int32_t kNoGroup = 0x7fffffff;
 
