@@ -3,11 +3,11 @@ a place other than the end put there, in O(log n) of those that have one."""
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 
+from sterna.keyed_heap import KeyedHeap
 from sterna.scheduler.req import Req
 
 
@@ -20,11 +20,8 @@ class Rank(IntEnum):
     ORDERED = 2
 
 
-Place = tuple[Rank, float, int, int, Req]
-"""(among whom, where in the order, serial, a count that makes it unique, who)."""
-
-SLACK = 64
-"""Outdated places that may be kept beside as many as there are valid ones."""
+Place = tuple[Rank, float, int]
+"""(among whom, where in the order, serial)."""
 
 
 class WaitingQueue:
@@ -38,9 +35,7 @@ class WaitingQueue:
         self._order = order
         self._reqs: OrderedDict[str, Req] = OrderedDict()
         """Those whose place is the end, in the order in which they came."""
-        self._placed: dict[str, Place] = {}
-        self._heap: list[Place] = []
-        """The places of `_placed`, and outdated ones."""
+        self._placed: KeyedHeap[Req, Place] = KeyedHeap()
         self.version = 0
         """Changes whenever who waits, or the order, changes."""
 
@@ -48,11 +43,11 @@ class WaitingQueue:
         return len(self._reqs) + len(self._placed)
 
     def __iter__(self) -> Iterator[Req]:
-        yield from (place[-1] for place in sorted(self._placed.values()))
+        yield from self._placed
         yield from self._reqs.values()
 
     def __contains__(self, req: Req) -> bool:
-        return req.rid in self._reqs or req.rid in self._placed
+        return req.rid in self._reqs or req in self._placed
 
     def push_back(self, req: Req) -> None:
         """`req` has come."""
@@ -74,31 +69,20 @@ class WaitingQueue:
                 self._place(req, Rank.ORDERED, self._order(req))
 
     def _place(self, req: Req, rank: Rank, where: float) -> None:
-        if len(self._heap) >= 2 * len(self._placed) + SLACK:
-            # Whoever leaves from the middle leaves his place behind, and one near the end might never come up to be dropped.
-            self._heap = list(self._placed.values())
-            heapq.heapify(self._heap)
-        place = (rank, where, req.serial, self.version, req)
-        self._placed[req.rid] = place
-        heapq.heappush(self._heap, place)
+        self._placed.put(req, (rank, where, req.serial))
 
     def head(self) -> Req | None:
-        while self._heap:
-            req = self._heap[0][-1]
-            if self._placed.get(req.rid) is self._heap[0]:
-                return req
-            heapq.heappop(self._heap)
-        return next(iter(self._reqs.values()), None)
+        first = self._placed.first()
+        return first[0] if first is not None else next(iter(self._reqs.values()), None)
 
     def discard(self, req: Req) -> None:
         """Take `req` out if it is there."""
-        if self._placed.pop(req.rid, None) is not None or self._reqs.pop(req.rid, None) is not None:
+        if self._placed.discard(req) or self._reqs.pop(req.rid, None) is not None:
             self.version += 1
 
     def reorder(self, reqs: list[Req]) -> None:
         """`reqs` are those that wait, in another order; the retracted stay in front. For a queue without `order`."""
         self._reqs = OrderedDict((req.rid, req) for req in reqs if not req.retractions)
         self._placed.clear()
-        self._heap.clear()
         self.version += 1
         self.push_front(req for req in reqs if req.retractions)

@@ -12,7 +12,6 @@ abort by name) goes through it, wherever the request is: see `Admission.end`.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import time
 from collections import deque
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 
 from sterna.config.server_args import ServerArgs
 from sterna.errors import DeadlineExceeded, InvalidRequest, QueueFull, TooManyConcurrent, TooManyQueuedTokens
+from sterna.keyed_heap import KeyedHeap
 from sterna.protocol.finish import FinishAbort, to_finish
-from sterna.tokenizer_manager.deadlines import HEAP_SLACK, Deadlines
+from sterna.tokenizer_manager.deadlines import Deadlines
 
 MAX_EVICTIONS = 64
 """For one HTTP request."""
@@ -133,8 +133,8 @@ class Accounts:
         self._per_key: dict[bytes, int] = {}
         self._throughput = Throughput(clock)
         self._serial = 0
-        self._last: list[tuple[float, int, Admission]] = []
-        """A heap of those that are queued, whoever would go last on top, and of some that no longer are. Empty without priorities."""
+        self._last: KeyedHeap[Admission, tuple[float, int]] = KeyedHeap()
+        """Those that are queued, whoever would go last in front. Empty without priorities."""
 
     # ---- letting in ----
 
@@ -174,10 +174,7 @@ class Accounts:
         self.queued_tokens += tokens
         self._per_key[terms.key] = self._per_key.get(terms.key, 0) + 1
         if self._ageing_s is not None:
-            if len(self._last) >= 2 * self.queued + HEAP_SLACK:
-                self._last = [entry for entry in self._last if _is_queued(entry[2])]
-                heapq.heapify(self._last)
-            heapq.heappush(self._last, (-order, -admission.serial, admission))
+            self._last.put(admission, (-order, -admission.serial))
         self.deadlines.watch(admission)
         return admission
 
@@ -206,24 +203,19 @@ class Accounts:
     def _victims(self, order: float, places: int, tokens: int) -> list[Admission]:
         """Queued ones that would go after a newcomer of `order`, last ones first, as many as free `places` and `tokens`. None where that
         can't be done."""
-        taken: list[tuple[float, int, Admission]] = []
+        taken: list[tuple[Admission, tuple[float, int]]] = []
         while (places > len(taken) or tokens > 0) and len(taken) < MAX_EVICTIONS:
-            entry = self._worst()
-            if entry is None or entry[2].order <= order:
+            worst = self._last.first()
+            if worst is None or worst[0].order <= order:
                 break
-            heapq.heappop(self._last)
-            taken.append(entry)
-            tokens -= entry[2].tokens
+            self._last.discard(worst[0])
+            taken.append(worst)
+            tokens -= worst[0].tokens
         if places > len(taken) or tokens > 0:
-            for entry in taken:
-                heapq.heappush(self._last, entry)
+            for admission, place in taken:
+                self._last.put(admission, place)
             return []
-        return [entry[2] for entry in taken]
-
-    def _worst(self) -> tuple[float, int, Admission] | None:
-        while self._last and not _is_queued(self._last[0][2]):
-            heapq.heappop(self._last)
-        return self._last[0] if self._last else None
+        return [admission for admission, _ in taken]
 
     # ---- what becomes of an admission ----
 
@@ -234,12 +226,14 @@ class Accounts:
 
     def begin(self, admission: Admission, at: float) -> None:
         admission.begun = True
+        self._last.discard(admission)
         self.queued -= 1
         self.queued_tokens -= admission.tokens
         self.deadlines.begin(admission, at)
 
     def close(self, admission: Admission) -> None:
         admission.closed = True
+        self._last.discard(admission)
         self.deadlines.forget(admission)
         self.live -= 1
         if admission.begun:

@@ -10,14 +10,15 @@ Whatever comes first ends it.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from sterna.errors import DeadlineExceeded, RunningTimeout, WaitingTimeout
+from sterna.keyed_heap import KeyedHeap
 from sterna.protocol.finish import FinishAbort, to_finish
 
 if TYPE_CHECKING:
@@ -25,18 +26,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEAP_SLACK = 64
-"""Outdated entries that may be kept beside as many as there are valid ones."""
-
 DEADLINE = to_finish(DeadlineExceeded("the request's timeout is over"))
 
 
-class Due(NamedTuple):
+@dataclass(slots=True, frozen=True, order=True)
+class Due:
     when: float
-    serial: int
-    """Makes it unique."""
-    admission: Admission
-    reason: FinishAbort
+    reason: FinishAbort = field(compare=False)
 
 
 class Deadlines:
@@ -53,10 +49,7 @@ class Deadlines:
         self._retry_after_s = retry_after_s
         self._waiting = to_finish(WaitingTimeout(f"not begun within {waiting_s:g} s")) if waiting_s else None
         self._running = to_finish(RunningTimeout(f"not done {running_s:g} s after it began")) if running_s else None
-        self._due: dict[Admission, Due] = {}
-        self._heap: list[Due] = []
-        """The values of `_due`, and outdated ones."""
-        self._serial = 0
+        self._due: KeyedHeap[Admission, Due] = KeyedHeap()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -77,7 +70,7 @@ class Deadlines:
             self._add(admission, self._clock() + seconds, reason)
 
     def forget(self, admission: Admission) -> None:
-        self._due.pop(admission, None)
+        self._due.discard(admission)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -90,43 +83,34 @@ class Deadlines:
         if deadline is not None and (when is None or deadline <= when):
             limit, when = DEADLINE, deadline
         if limit is None or when is None:
-            self._due.pop(admission, None)
+            self._due.discard(admission)
         else:
             self._add(admission, when, limit)
 
     def _add(self, admission: Admission, when: float, reason: FinishAbort) -> None:
-        if len(self._heap) >= 2 * len(self._due) + HEAP_SLACK:
-            self._heap = list(self._due.values())
-            heapq.heapify(self._heap)
-        self._serial += 1
-        due = Due(when, self._serial, admission, reason)
-        self._due[admission] = due
-        heapq.heappush(self._heap, due)
-        if self._heap[0] is due:
-            self._arm()
+        self._due.put(admission, Due(when, reason))
+        first = self._due.first()
+        if first is not None and first[0] is admission:
+            self._arm(when)
 
-    def _arm(self) -> None:
+    def _arm(self, when: float) -> None:
         self.close()
-        if self._heap:
-            # Never early by the loop's own clock, which may tick in milliseconds.
-            self._timer = asyncio.get_running_loop().call_later(max(self._heap[0].when - self._clock(), 0) + 0.001, self._fire)
+        # Never early by the loop's own clock, which may tick in milliseconds.
+        self._timer = asyncio.get_running_loop().call_later(max(when - self._clock(), 0) + 0.001, self._fire)
 
     def _fire(self) -> None:
         self._timer = None
         now = self._clock()
-        over: list[Due] = []
-        while self._heap and (self._heap[0].when <= now or self._due.get(self._heap[0].admission) is not self._heap[0]):
-            due = heapq.heappop(self._heap)
-            if self._due.get(due.admission) is due:
-                del self._due[due.admission]
-                over.append(due)
-        for due in over:  # all are off the books before the first acts: whatever it does, it finds them in order
-            reason = due.reason
+        over: list[tuple[Admission, FinishAbort]] = []
+        while (first := self._due.first()) is not None and first[1].when <= now:
+            self._due.discard(first[0])
+            over.append((first[0], first[1].reason))
+        for admission, reason in over:  # all are off the books before the first acts: whatever it does, it finds them in order
             if reason is self._waiting:
                 reason = msgspec.structs.replace(reason, retry_after_s=self._retry_after_s())
             try:
-                due.admission.end(reason)
+                admission.end(reason)
             except Exception:  # the others' time is over too
-                log.exception("%s: it could not be ended", due.admission.rid)
-        if self._timer is None:
-            self._arm()
+                log.exception("%s: it could not be ended", admission.rid)
+        if self._timer is None and (first := self._due.first()) is not None:
+            self._arm(first[1].when)

@@ -35,7 +35,7 @@ from sterna.protocol.finish import ABORTED, ENGINE_DEAD, FAULT, FinishAbort, to_
 from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.text.chat_template import ChatTemplate
 from sterna.text.tokenizer import Tokenizer
-from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission, Terms
+from sterna.tokenizer_manager.admission import Accounts, Admission, Terms
 from sterna.tokenizer_manager.control import Questions
 from sterna.tokenizer_manager.fan_out import Claims, FanOuts
 from sterna.tokenizer_manager.flight_recorder import FlightRecorder
@@ -159,11 +159,6 @@ class TokenizerManager:
 
     # ---- requests ----
 
-    def admit(self, terms: Terms = ANY_TERMS) -> Admission:
-        """Take a place for one request: `admit_all` of one."""
-        (admission,) = self.admit_all(terms)
-        return admission
-
     def admit_all(self, terms: Terms, count: int = 1, tokens: int = 0) -> list[Admission]:
         """Take places. Raises EngineDead, Draining, NotReady, and what `Accounts.admit` raises."""
         if self.failure is not None:
@@ -178,11 +173,6 @@ class TokenizerManager:
         """Run `fn` off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: fn(*args, **kwargs))
-
-    async def generate_request(self, obj: GenerateReqInput, admission: Admission) -> JournalReader:
-        """Hop 3 of a request that runs alone: `generate_batch` of one member."""
-        (reader,) = await self.generate_batch([obj], [admission])
-        return reader
 
     def generate_batch(
         self, objs: Sequence[GenerateReqInput], admissions: Sequence[Admission], origin: Origin | None = None

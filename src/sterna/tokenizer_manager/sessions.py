@@ -9,8 +9,6 @@ turn finished, and nothing has to be told of the many ways in which a journal ca
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sterna.errors import InvalidRequest, SessionFull, SessionNotFound, TooManySessions
+from sterna.keyed_heap import KeyedHeap
 from sterna.protocol.generate import SessionTurn, TokenizedGenerateReqInput
 from sterna.tokenizer_manager.session import MAX_TURNS_OF_ALL, Journal, Node, Session, Turn, failed
 
@@ -48,9 +47,8 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._turns: dict[str, Turn] = {}
         """By rid: turns in flight of all open sessions."""
-        self._deadlines: list[tuple[float, int, Session]] = []
-        """A heap: no session expires before its entry; one that has been used since gets a later entry when this one comes up."""
-        self._order = itertools.count()
+        self._deadlines: KeyedHeap[str, float] = KeyedHeap()
+        """By id: no session expires before its deadline here; one that has been used since gets a later one when this one comes up."""
         self._tokens = 0
         self._nodes = 0
 
@@ -70,7 +68,7 @@ class Sessions:
             touched=self._now(),
         )
         self._sessions[session.id] = session
-        self._watch(session, session.touched + session.timeout)
+        self._deadlines.put(session.id, session.touched + session.timeout)
         return session.id
 
     def close(self, session_id: str) -> None:
@@ -198,22 +196,15 @@ class Sessions:
         session.nodes.clear()
         session.closed = True
         del self._sessions[session.id]
-        if len(self._deadlines) > 2 * len(self._sessions) + 16:  # mostly entries of the closed
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].closed]
-            heapq.heapify(self._deadlines)
-
-    def _watch(self, session: Session, deadline: float) -> None:
-        heapq.heappush(self._deadlines, (deadline, next(self._order), session))
+        self._deadlines.discard(session.id)
 
     def _expire(self) -> None:
         now = self._now()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            session = heapq.heappop(self._deadlines)[2]
-            if session.closed:
-                continue
+        while (first := self._deadlines.first()) is not None and first[1] <= now:
+            session = self._sessions[first[0]]
             self._settle_all(session)
             deadline = session.timeout + (now if session.turns else session.touched)
             if deadline <= now:
                 self._close(session)
             else:
-                self._watch(session, deadline)
+                self._deadlines.put(session.id, deadline)

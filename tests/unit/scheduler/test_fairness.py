@@ -6,7 +6,6 @@ import pytest
 
 from sterna.protocol.finish import FinishAbort
 from sterna.protocol.generate import AbortReq
-from sterna.scheduler import waiting
 from sterna.scheduler.req import Req, ReqState
 from sterna.scheduler.waiting import WaitingQueue
 from unit.scheduler.harness import Harness, echo
@@ -176,19 +175,6 @@ def test_a_turn_costs_the_same_with_ten_thousand_waiting() -> None:
         assert len(calls) == length + 100, "nobody is asked for his place again"
         costs[length] = Counted.looks / 100
     assert costs[10_000] < 3 * costs[100] < 300, costs
-
-
-@pytest.mark.parametrize("order", [None, lambda req: float(-req.serial)], ids=["fcfs", "ordered"])
-def test_those_that_leave_from_the_middle_leave_nothing_behind(order: object) -> None:
-    queue = WaitingQueue(order)  # type: ignore[arg-type]
-    first = req_of(10**6)
-    queue.push_back(first)
-    for serial in range(5000):
-        queue.push_back(req_of(serial))
-        queue.push_front([returned := req_of(20_000 + serial)])
-        queue.discard(returned)
-        queue.discard(next(iter(queue._placed.values()))[-1] if order and serial % 2 else req_of(serial))
-    assert len(queue._heap) <= 2 * (len(queue._placed) + 1) + waiting.SLACK + 1
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -14,8 +14,9 @@ from sterna.protocol.control import ProcessReady
 from sterna.protocol.generate import BatchStrOutput, GenerateReqInput, StrRow
 from sterna.protocol.sampling import SamplingParams
 from sterna.text.tokenizer import Tokenizer
-from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission
+from sterna.tokenizer_manager.admission import ANY_TERMS, Accounts, Admission, Terms
 from sterna.tokenizer_manager.manager import TokenizerManager
+from sterna.tokenizer_manager.req_state import JournalReader
 
 
 class FakeInbox:
@@ -79,6 +80,16 @@ class ManagerWithFakes:
     async def ready(self) -> "ManagerWithFakes":
         await self.manager.ready_event.wait()
         return self
+
+    def admit(self, terms: Terms = ANY_TERMS) -> Admission:
+        """A place for one."""
+        (admission,) = self.manager.admit_all(terms)
+        return admission
+
+    async def generate(self, obj: GenerateReqInput, admission: Admission) -> JournalReader:
+        """Hop 3 of a request that runs alone."""
+        (reader,) = await self.manager.generate_batch([obj], [admission])
+        return reader
 
     def close(self) -> None:
         self.manager.shutdown()

@@ -15,7 +15,7 @@ from unit.tokenizer_manager.fakes import ManagerWithFakes, output, request, scen
 
 
 async def generate(group: ManagerWithFakes, *objs: Any) -> list[JournalReader]:
-    return await group.manager.generate_batch(objs, [group.manager.admit() for _ in objs])
+    return await group.manager.generate_batch(objs, [group.admit() for _ in objs])
 
 
 class Gate:
@@ -78,7 +78,7 @@ def test_a_request_alone_goes_out_as_it_is() -> None:
 )
 def test_one_bad_member_refuses_the_list_and_leaves_nothing(last: Any, fault: type[SternaError]) -> None:
     async def test(group: ManagerWithFakes) -> None:
-        await group.manager.generate_request(request("live"), group.manager.admit())
+        await group.generate(request("live"), group.admit())
         before = list(group.scheduler.sent)
         outcomes: list[str] = []
         group.manager.on_finish.append(lambda state, outcome: outcomes.append(outcome))

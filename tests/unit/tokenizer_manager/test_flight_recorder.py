@@ -203,7 +203,7 @@ def refuse_to_decode(group: ManagerWithFakes, reader: Any) -> None:
 )
 def test_every_abort_has_its_cause(act: Callable[[ManagerWithFakes, Any], None], cause: str) -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         act(group, reader)
         await settled(lambda: bool(group.scheduler.of(AbortReq)))
         reader.close()
@@ -222,7 +222,7 @@ def test_every_abort_has_its_cause(act: Callable[[ManagerWithFakes, Any], None],
 
 def test_a_client_that_goes_while_its_prompt_is_tokenized_is_told_apart_too() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        task = asyncio.create_task(group.manager.generate_request(request(), group.manager.admit()))
+        task = asyncio.create_task(group.generate(request(), group.admit()))
         await settled(lambda: group.manager.is_live("r"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -238,7 +238,7 @@ def test_a_request_is_followed_from_phase_to_phase() -> None:
         def phase() -> str:
             return group.manager.recorder.find("r")[0].phase
 
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         assert phase() == "queued"
         group.inbox.put(output(StrRow("r", 0, [97], "a", None, 5, 3, SchedulerTimes(1.0, 2.0, 3.0, 3.0))))
         await reader.next_delta()
@@ -257,7 +257,7 @@ def test_a_request_is_followed_from_phase_to_phase() -> None:
 
 def test_a_look_up_brings_the_times_of_a_live_request_up_to_date() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         asking = asyncio.create_task(group.manager.look_up(["r", "unknown"]))
         await settled(lambda: bool(group.scheduler.of(LookUpReq)))
         (asked,) = group.scheduler.of(LookUpReq)
@@ -275,7 +275,7 @@ def test_a_look_up_brings_the_times_of_a_live_request_up_to_date() -> None:
 
 def test_the_others_of_a_list_that_is_ended_from_outside_while_it_is_tokenized_are_not_taken_for_a_client_that_left() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        places = [group.manager.admit() for _ in range(2)]
+        places = [group.admit() for _ in range(2)]
         tokenizing = asyncio.Event()
 
         async def run_blocking(*_: object, **__: object) -> object:
@@ -302,7 +302,7 @@ def test_a_scheduler_that_is_silent_or_dies_costs_the_one_who_looks_nothing_but_
     monkeypatch.setattr(control, "LOOK_UP_TIMEOUT_S", 30.0 if dead else 0.01)
 
     async def test(group: ManagerWithFakes) -> None:
-        await group.manager.generate_request(request(), group.manager.admit())
+        await group.generate(request(), group.admit())
         asking = asyncio.create_task(group.manager.look_up(["r"]))
         await settled(lambda: bool(group.scheduler.of(LookUpReq)))
         if dead:

@@ -173,7 +173,7 @@ class RequestsOfAServer(RuleBasedStateMachine):
         assert len(self.group.scheduler.of(TokenizedGenerateReqInput)) == before, "what was refused was sent"
 
     async def _submit(self, rid: str, text: str) -> JournalReader:
-        return await self.manager.generate_request(request(rid, text, MAX_TOKENS), self.manager.admit())
+        return await self.group.generate(request(rid, text, MAX_TOKENS), self.group.admit())
 
     @precondition(lambda self: not self.dead and len(self.taken()) < ROWS + QUEUED)
     @rule(rid=st.sampled_from(RIDS), leaves=st.booleans())

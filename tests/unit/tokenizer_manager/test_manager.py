@@ -18,7 +18,7 @@ def test_a_request_goes_out_tokenized_and_comes_back_through_its_reader() -> Non
     async def test(group: ManagerWithFakes) -> None:
         outcomes: list[Any] = []
         group.manager.on_finish.append(lambda state, outcome: outcomes.append((state.rid, outcome)))
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         (sent,) = group.scheduler.of(TokenizedGenerateReqInput)
         assert sent.input_ids == list(b"hello")
         assert sent.sampling_params.max_new_tokens == 4
@@ -40,9 +40,9 @@ def test_a_request_goes_out_tokenized_and_comes_back_through_its_reader() -> Non
 
 def test_a_duplicate_rid_is_refused_before_anything_is_registered() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         with pytest.raises(DuplicateRid):
-            await group.manager.generate_request(request(), group.manager.admit())
+            await group.generate(request(), group.admit())
         assert len(group.scheduler.of(TokenizedGenerateReqInput)) == 1
         group.inbox.put(output(StrRow("r", 0, [97], "a", FinishLength(1))))
         assert (await reader.next_delta()).text == "a"
@@ -52,9 +52,7 @@ def test_a_duplicate_rid_is_refused_before_anything_is_registered() -> None:
 
 def test_two_starts_of_one_rid_at_once_register_one() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        results = await asyncio.gather(
-            *(group.manager.generate_request(request(), group.manager.admit()) for _ in range(2)), return_exceptions=True
-        )
+        results = await asyncio.gather(*(group.generate(request(), group.admit()) for _ in range(2)), return_exceptions=True)
         assert sorted(type(result).__name__ for result in results) == ["DuplicateRid", "JournalReader"]
 
     scenario(test)
@@ -73,18 +71,18 @@ def test_two_starts_of_one_rid_at_once_register_one() -> None:
 def test_a_failure_before_dispatch_is_a_local_drop(fields: dict[str, Any], fault: type[Exception]) -> None:
     async def test(group: ManagerWithFakes) -> None:
         with pytest.raises(fault):
-            await group.manager.generate_request(request(**fields), group.manager.admit())
+            await group.generate(request(**fields), group.admit())
         assert group.scheduler.sent == []
         assert group.manager.num_live == 0
-        group.manager.admit().close()
+        group.admit().close()
 
     scenario(test, max_running_requests=1, max_queued_requests=0)
 
 
 def test_prompt_and_output_may_fill_the_context_exactly() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        await group.manager.generate_request(request(text="x" * 60), group.manager.admit())
-        await group.manager.generate_request(request("rest", text="x" * 60, max_new_tokens=None), group.manager.admit())
+        await group.generate(request(text="x" * 60), group.admit())
+        await group.generate(request("rest", text="x" * 60, max_new_tokens=None), group.admit())
         assert [sent.sampling_params.max_new_tokens for sent in group.scheduler.of(TokenizedGenerateReqInput)] == [4, 4]
 
     scenario(test)
@@ -94,7 +92,7 @@ def test_a_reader_that_leaves_sends_one_abort_and_the_state_stays_until_the_term
     async def test(group: ManagerWithFakes) -> None:
         outcomes: list[str] = []
         group.manager.on_finish.append(lambda _, outcome: outcomes.append(outcome))
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         group.manager.abort_request("r")
         reader.close()
         reader.close()
@@ -111,7 +109,7 @@ def test_a_reader_that_leaves_sends_one_abort_and_the_state_stays_until_the_term
 def test_an_abort_is_of_exactly_one_rid() -> None:
     async def test(group: ManagerWithFakes) -> None:
         for rid in ("req-1", "req-10"):
-            await group.manager.generate_request(request(rid), group.manager.admit())
+            await group.generate(request(rid), group.admit())
         assert not group.manager.abort_request("req")
         assert group.manager.abort_request("req-1")
         assert [abort.rid for abort in group.scheduler.of(AbortReq)] == ["req-1"]
@@ -121,7 +119,7 @@ def test_an_abort_is_of_exactly_one_rid() -> None:
 
 def test_a_cancelled_handler_leaves_nothing_while_it_tokenizes() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        task = asyncio.create_task(group.manager.generate_request(request(), group.manager.admit()))
+        task = asyncio.create_task(group.generate(request(), group.admit()))
         await asyncio.sleep(0)
         assert group.manager.num_live == 1
         task.cancel()
@@ -135,27 +133,27 @@ def test_a_cancelled_handler_leaves_nothing_while_it_tokenizes() -> None:
 
 def test_admission_is_bounded_and_every_ending_gives_it_back() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        first, second = group.manager.admit(), group.manager.admit()
+        first, second = group.admit(), group.admit()
         with pytest.raises(QueueFull):
-            group.manager.admit()
+            group.admit()
         first.close()
         first.close()
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         with pytest.raises(QueueFull):
-            group.manager.admit()
+            group.admit()
         second.close()
         group.inbox.put(output(StrRow("r", 0, [97], "a", FinishLength(1))))
         await reader.next_delta()
         reader.close()
-        group.manager.admit(), group.manager.admit()
+        group.admit(), group.admit()
 
     scenario(test, max_running_requests=1, max_queued_requests=1)
 
 
 def test_lost_output_ends_the_request_and_no_other() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
-        other = await group.manager.generate_request(request("other"), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
+        other = await group.generate(request("other"), group.admit())
         group.inbox.put(output(StrRow("r", 2, [97], "a"), StrRow("other", 0, [97], "a")))
         reason = (await reader.next_delta()).finished_reason
         assert isinstance(reason, FinishAbort)
@@ -164,17 +162,17 @@ def test_lost_output_ends_the_request_and_no_other() -> None:
         assert (await other.next_delta()).finished_reason is None
         reader.close()
         with pytest.raises(DuplicateRid):  # the scheduler still has it
-            await group.manager.generate_request(request(), group.manager.admit())
+            await group.generate(request(), group.admit())
         group.inbox.put(output(StrRow("r", 3, [], "", ABORTED)))
         await settled(lambda: not group.manager.is_live("r"))
-        await group.manager.generate_request(request(), group.manager.admit())
+        await group.generate(request(), group.admit())
 
     scenario(test)
 
 
 def test_a_dead_engine_ends_every_request_and_admits_none() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         flush = asyncio.create_task(group.manager.flush_cache())
         await settled(lambda: bool(group.scheduler.of(FlushCacheReq)))
         group.manager.fail("the scheduler process died (signal 9)")
@@ -184,7 +182,7 @@ def test_a_dead_engine_ends_every_request_and_admits_none() -> None:
         reader.close()
         assert group.manager.num_live == 0
         with pytest.raises(EngineDead):
-            group.manager.admit()
+            group.admit()
         with pytest.raises(EngineDead):
             await flush
 
@@ -195,7 +193,7 @@ def test_a_draining_server_admits_nothing() -> None:
     async def test(group: ManagerWithFakes) -> None:
         group.manager.draining = True
         with pytest.raises(OverloadedError) as caught:
-            group.manager.admit()
+            group.admit()
         assert caught.value.code == "draining"
 
     scenario(test)
@@ -203,7 +201,7 @@ def test_a_draining_server_admits_nothing() -> None:
 
 def test_what_the_detokenizer_refuses_is_aborted_once() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         group.inbox.put(DecodeRefused(rid="r", epoch=1))
         group.inbox.put(DecodeRefused(rid="nobody", epoch=1))
         await settled(lambda: bool(group.scheduler.of(AbortReq)))
@@ -218,7 +216,7 @@ def test_what_the_detokenizer_refuses_is_aborted_once() -> None:
 
 def test_messages_of_another_epoch_change_nothing() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         group.inbox.put(DecodeRefused(rid="r", epoch=0))
         group.inbox.put(output(StrRow("r", 0, [97], "old", FinishLength(1)), epoch=0))
         group.inbox.put(output(StrRow("r", 0, [97], "new", FinishLength(1))))
@@ -232,7 +230,7 @@ def test_messages_of_another_epoch_change_nothing() -> None:
 
 def test_a_shutdown_ends_every_request_with_its_own_reason_and_tells_the_scheduler() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         group.manager.end_all(FinishAbort("the server is shutting down", 503, "draining"))
         reason = (await reader.next_delta()).finished_reason
         assert isinstance(reason, FinishAbort)
@@ -263,7 +261,7 @@ def test_text_is_joined_once_however_long_the_output() -> None:
     """The journal keeps pieces: a token's cost doesn't grow with the text before it."""
 
     async def test(group: ManagerWithFakes) -> None:
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         for start in range(1000):
             group.inbox.put(output(StrRow("r", start, [97], "a")))
         seen = ""
@@ -276,7 +274,7 @@ def test_text_is_joined_once_however_long_the_output() -> None:
 
 def test_a_fault_in_folding_one_row_ends_that_request_and_no_other() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        bad, good = [await group.manager.generate_request(request(rid), group.manager.admit()) for rid in ("bad", "good")]
+        bad, good = [await group.generate(request(rid), group.admit()) for rid in ("bad", "good")]
         group.manager._states["bad"].output_ids = None  # type: ignore[assignment]
         group.inbox.put(output(StrRow("bad", 0, [97], "a"), StrRow("good", 0, [97], "a", FinishLength(1))))
         assert (await good.next_delta()).text == "a"
@@ -296,7 +294,7 @@ def test_an_observer_that_fails_leaves_nothing_behind() -> None:
 
         seen: list[str] = []
         group.manager.on_finish += [fail, lambda state, outcome: seen.append(outcome)]
-        reader = await group.manager.generate_request(request(), group.manager.admit())
+        reader = await group.generate(request(), group.admit())
         group.inbox.put(output(StrRow("r", 0, [97], "a", FinishLength(1))))
         await reader.next_delta()
         reader.close()
@@ -307,7 +305,7 @@ def test_an_observer_that_fails_leaves_nothing_behind() -> None:
 
 def test_an_admitted_request_counts_as_work_before_it_is_registered() -> None:
     async def test(group: ManagerWithFakes) -> None:
-        admission = group.manager.admit()
+        admission = group.admit()
         assert not group.manager.idle_event.is_set()
         admission.close()
         assert group.manager.idle_event.is_set()
@@ -319,7 +317,7 @@ def test_silence_begins_with_the_oldest_debt_or_with_the_last_word_whichever_is_
     async def test(group: ManagerWithFakes) -> None:
         manager = group.manager
         assert manager.silent_since() is None
-        readers = [await manager.generate_request(request(rid), manager.admit()) for rid in ("old", "new")]
+        readers = [await group.generate(request(rid), group.admit()) for rid in ("old", "new")]
         dispatched = [reader.times.dispatched for reader in readers]
         assert manager.last_heard <= dispatched[0] <= dispatched[1]  # type: ignore[operator]
         assert manager.silent_since() == dispatched[0]

@@ -24,7 +24,7 @@ def come_back(group: ManagerWithFakes, process: str = "scheduler", epoch: int = 
 
 
 async def start(group: ManagerWithFakes, rid: str = "r", **fields: object):  # type: ignore[no-untyped-def]
-    return await group.manager.generate_request(request(rid, **fields), group.manager.admit())
+    return await group.generate(request(rid, **fields), group.admit())
 
 
 def resumed(sender: FakeSender) -> dict[str, TokenizedGenerateReqInput]:
@@ -101,8 +101,8 @@ def test_who_was_being_aborted_ends_with_the_engine_and_isn_t_sent_again() -> No
 def test_whose_time_was_over_when_the_engine_died_is_told_so() -> None:
     async def test(group: ManagerWithFakes) -> None:
         timeout = FinishAbort("not done in time", 504, "running_timeout")
-        admission = group.manager.admit()
-        reader = await group.manager.generate_request(request(), admission)
+        admission = group.admit()
+        reader = await group.generate(request(), admission)
         admission.end(timeout)
         (abort,) = group.scheduler.of(AbortReq)
         assert abort == AbortReq(rid="r", reason=timeout)
