@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+WINDOW_S = 30.0
+
 
 def pss_mb(pid: int) -> float:
     """Proportional set size, in MB. Raises OSError where the process is gone."""
@@ -33,9 +35,15 @@ class MemorySeries:
         return self._samples[name][0][1]
 
     def slope(self, name: str) -> float:
-        """MB a minute, by least squares over the second half: by then caches and pools are full."""
+        """MB a minute of what the process keeps, by least squares over the second half: by then caches and pools are full.
+
+        What it keeps is its least in each `WINDOW_S`: a large request takes tens of MB and gives them back, a leak never does.
+        """
+        lows: dict[int, tuple[float, float]] = {}
         samples = self._samples[name][len(self._samples[name]) // 2 :]
-        mean_t = sum(t for t, _ in samples) / len(samples)
-        mean_mb = sum(mb for _, mb in samples) / len(samples)
-        spread = sum((t - mean_t) ** 2 for t, _ in samples)
-        return 60 * sum((t - mean_t) * (mb - mean_mb) for t, mb in samples) / spread if spread else 0.0
+        for t, mb in samples:
+            lows[int(t // WINDOW_S)] = min(lows.get(int(t // WINDOW_S), (t, mb)), (t, mb), key=lambda sample: sample[1])
+        mean_t = sum(t for t, _ in lows.values()) / len(lows)
+        mean_mb = sum(mb for _, mb in lows.values()) / len(lows)
+        spread = sum((t - mean_t) ** 2 for t, _ in lows.values())
+        return 60 * sum((t - mean_t) * (mb - mean_mb) for t, mb in lows.values()) / spread if spread else 0.0

@@ -16,6 +16,7 @@ from sterna.server.body import UnknownFields
 from sterna.server.context import AppContext
 from sterna.server.errors import to_http
 from sterna.server.exchange import BodyBudget, ClientGone, Exchange, Receive, Scope, Send
+from sterna.server.freed_memory import FreedMemory
 from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
 from sterna.server.openapi import describe
@@ -65,6 +66,7 @@ class App:
         self.context = context
         self._request_log = request_log
         self._budget = BodyBudget(BODIES_AT_ONCE * context.args.max_body_bytes)
+        self._freed = FreedMemory()
         self._fixed: dict[str, dict[str, Route]] = {}
         self._patterns: list[_Compiled] = []
         for route in ROUTES:
@@ -96,12 +98,14 @@ class App:
             await exchange.respond_error(error)
         finally:
             exchange.release_body()
+            self._freed.released(exchange.body_bytes)
             if exchange.status is not None:
                 self.context.metrics.answered(exchange)
 
     def shutdown(self) -> None:
         """Let the threads go; call when no request is being answered any more."""
         self.context.threads.shutdown()
+        self._freed.close()
 
     def _route(self, exchange: Exchange) -> Route:
         """Raises RequestNotFound, MethodNotAllowed."""

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from sterna.config.server_args import ServerArgs
 from sterna.server.app import App
 from sterna.server.errors import ErrorDetail, ErrorResponse
-from sterna.server.freed_memory import give_freed_memory_back
+from sterna.server.freed_memory import keep_thresholds
 
 BACKLOG = 4096
 """Connections that the system holds until they are accepted, if it allows so many."""
@@ -83,7 +83,7 @@ class HTTPServer:
     async def startup(self) -> None:
         """Returns when connections are being answered."""
         raise_file_limit()
-        give_freed_memory_back()
+        keep_thresholds()
         started = asyncio.Event()
         self._server.on_started = started
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))

@@ -1,5 +1,6 @@
-"""In a process of its own: it changes the allocator for good."""
+"""What changes the allocator for good is tried in a process of its own."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -7,30 +8,70 @@ from pathlib import Path
 import pytest
 
 import sterna
-from sterna.server.freed_memory import THRESHOLD_BYTES
+from sterna.server import freed_memory
+from sterna.server.freed_memory import BODY_BYTES, THRESHOLD_BYTES, FreedMemory
 
 PROGRAM = """
 import re, sys
-from sterna.server.freed_memory import give_freed_memory_back
+from sterna.server.freed_memory import keep_thresholds, trim
 
 def resident_kb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1])
 
-if not give_freed_memory_back():
+if not keep_thresholds():
     print("another allocator")
     sys.exit()
 before = resident_kb()
+"""
+LARGE = """
 for size in (4, 8, 16, 24):  # each freed one would raise glibc's own threshold to its size
     del [bytearray(b"x" * (size << 20))][0]
 pieces = [bytearray(b"x" * (1 << 20)) for _ in range(64)]
 keep, pieces = pieces[-1], None  # the last one: below it nothing could be given back
 print(resident_kb() - before)
 """
+SMALL = """
+pieces = [bytearray(b"x" * 2000) for _ in range(32_000)]
+keep, pieces = pieces[-1], None
+trim()
+print(resident_kb() - before)
+"""
 
 
-def test_what_large_bodies_took_is_given_back() -> None:
+def told_by(program: str) -> str:
     environment = {"PYTHONPATH": str(Path(sterna.__file__).parents[1])}
-    said = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM + program], env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("program", [LARGE, SMALL], ids=["large pieces", "small pieces below one that lives"])
+def test_what_large_bodies_took_is_given_back(program: str) -> None:
+    said = told_by(program)
     if said == "another allocator":
         pytest.skip("not glibc")
     assert int(said) < 4 * 1024 + THRESHOLD_BYTES // 1024
+
+
+def test_the_heap_is_trimmed_once_after_many_bodies_that_are_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory, "PAUSE_S", 0.01)
+
+    async def scenario() -> None:
+        trims = asyncio.Queue[None]()
+        loop = asyncio.get_running_loop()
+        freed = FreedMemory(lambda: loop.call_soon_threadsafe(trims.put_nowait, None))
+        freed.released(BODY_BYTES - 1)
+        assert freed._timer is None
+        for _ in range(3):
+            freed.released(BODY_BYTES)
+        await trims.get()
+        assert freed._timer is None
+        freed.released(BODY_BYTES - 1)
+        assert freed._timer is None
+        freed.released(1)
+        await trims.get()
+        assert trims.empty()
+        freed.released(BODY_BYTES)
+        freed.close()
+
+    asyncio.run(scenario())
