@@ -45,7 +45,11 @@ class BoundedThreads:
                 loop.call_soon_threadsafe(self._free.release)
 
         job.add_done_callback(give_back)
-        return await asyncio.wrap_future(job)
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            # Its fault's traceback holds this frame: a cycle, and with it the whole request, until the collector comes by.
+            del job
 
     async def _take_thread(self) -> None:
         if self._free.locked() and self._waiting >= self._max_waiting:
