@@ -143,25 +143,27 @@ async def _ask(due: asyncio.Queue[float], rate: float, seconds: float) -> None:
 
 
 async def refusals(host: str, port: int, *, rate: float, seconds: float, streams: int, connections: int = 64) -> dict[str, Any]:
+    """Left alone, refusing, left alone again, `seconds` each: the streams' contexts grow meanwhile, and their pace slackens by itself."""
     running = [Stream() for _ in range(streams)]
     tasks = [asyncio.create_task(stream.read(host, port)) for stream in running]
     while not all(stream.times for stream in running):
         await asyncio.sleep(0.05)
-    before = time.perf_counter()
+    marks = [time.perf_counter()]
     await asyncio.sleep(seconds)
-    asking = time.perf_counter()
+    marks.append(time.perf_counter())
     due: asyncio.Queue[float] = asyncio.Queue()
     askers = [Asker() for _ in range(connections)]
     tasks += [asyncio.create_task(asker.run(host, port, due)) for asker in askers]
     await _ask(due, rate, seconds)
-    over = time.perf_counter()
-    await asyncio.sleep(0.5)
+    marks.append(time.perf_counter())
+    await asyncio.sleep(seconds)
+    marks.append(time.perf_counter())
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    quiet = [gap for stream in running for gap in stream.gaps(before, asking)]
-    loaded = [gap for stream in running for gap in stream.gaps(asking, over)]
+    before, loaded, after = ([gap for stream in running for gap in stream.gaps(*span)] for span in itertools.pairwise(marks))
     results = [result for asker in askers for result in asker.results]
+    means = [statistics.mean(gaps) for gaps in (before, loaded, after)]
     return {
         "part": "refusals",
         "per_second": rate,
@@ -169,9 +171,9 @@ async def refusals(host: str, port: int, *, rate: float, seconds: float, streams
         "unanswered": int(rate * seconds) - len(results),
         "refused_ms": in_ms([seconds for _, seconds in results]),
         "streams": streams,
-        "gap_ms": {"quiet": round(statistics.mean(quiet) * 1000, 2), "refusing": round(statistics.mean(loaded) * 1000, 2)},
-        "gap_p99_ms": {"quiet": round(percentile(quiet, 0.99) * 1000, 1), "refusing": round(percentile(loaded, 0.99) * 1000, 1)},
-        "slower_by": round(statistics.mean(loaded) / statistics.mean(quiet), 2),
+        "gap_ms": {name: round(mean * 1000, 2) for name, mean in zip(("before", "refusing", "after"), means, strict=True)},
+        "gap_p99_ms": {"quiet": round(percentile(before + after, 0.99) * 1000, 1), "refusing": round(percentile(loaded, 0.99) * 1000, 1)},
+        "slower_by": round(2 * means[1] / (means[0] + means[2]), 2),
     }
 
 

@@ -8,7 +8,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -19,6 +19,7 @@ from sterna.config.server_args import ServerArgs
 from sterna.server.app import App
 from sterna.server.errors import ErrorDetail, ErrorResponse
 from sterna.server.freed_memory import keep_thresholds
+from sterna.server.joined_writes import JoinedWrites
 
 BACKLOG = 4096
 """Connections that the system holds until they are accepted, if it allows so many."""
@@ -153,7 +154,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         """The request that is being answered. uvicorn's `cycle` is the latest one that came, pipelined behind it perhaps."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
         self._set_deadline(HEADER_DEADLINE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
