@@ -100,6 +100,20 @@ class Context(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Replacement:
+    """What the turns of one request replace. Theirs is the place from the beginning, but only an answer makes it final."""
+
+    nodes: list[Node]
+    """Set aside, parents before their children; empty once it is final."""
+    turns: int
+    """In flight; when none is left and none was answered, the nodes come back."""
+
+    @property
+    def size(self) -> int:
+        return sum(node.size for node in self.nodes)
+
+
+@dataclass(slots=True, eq=False)
 class Turn:
     """A request of a session, until its journal ends or its reader goes."""
 
@@ -108,6 +122,7 @@ class Turn:
     parent: Node | None
     """None at the root."""
     journal: Journal
+    replacement: Replacement
     kept: int = 0
     """As `Node.kept`; set by `context`."""
     reserved: int = 0
@@ -199,8 +214,14 @@ class Plan(NamedTuple):
     parent: Node | None
     interrupted: Turn | None
     """A turn in flight that is to end now and be the parent, with the tokens that it has."""
-    dropped: list[Node]
+    replaced: list[Node]
+    """Parents before their children; those included that are set aside already, for a turn that this one ends."""
     ended: list[Turn]
+
+    @property
+    def freed(self) -> int:
+        """Tokens that are no longer held once the request is answered."""
+        return sum(node.size for node in self.replaced)
 
 
 @dataclass(slots=True, eq=False)
@@ -216,10 +237,12 @@ class Session:
     """When a turn began or ended last."""
     nodes: dict[str, Node] = field(default_factory=dict)
     turns: dict[str, Turn] = field(default_factory=dict)
+    aside: dict[str, Node] = field(default_factory=dict)
+    """Nodes that turns in flight replace."""
     failed: dict[str, str] = field(default_factory=dict)
     """Name of a failed turn -> what to go on from instead."""
     tokens: int = 0
-    """Held by the nodes."""
+    """Held by the nodes, those that are set aside included."""
     closed: bool = False
 
     def plan(self, params: SessionTurn, rids: Sequence[str]) -> Plan:
@@ -228,7 +251,7 @@ class Session:
         Raises SessionNotFound, SessionBusy, SessionFull, DuplicateRid, InvalidRequest.
         """
         parent, interrupted = self._parent(params)
-        dropped: list[Node] = []
+        replaced: list[Node] = []
         ended: list[Turn] = []
         if interrupted is None:
             ended = [turn for turn in self.turns.values() if turn.parent is parent]
@@ -236,21 +259,23 @@ class Session:
                 where = "from the beginning" if parent is None else f"from turn {parent.rid!r}"
                 raise SessionBusy(f"turn {ended[0].rid!r} goes on {where} at this moment", param="session_params.rid")
             if params.replace:
-                dropped, ended = self._descendants(parent)
-        gone = {node.rid for node in dropped}
+                replaced, ended = self._descendants(parent)
+        gone = {node.rid for node in replaced}
         for rid in rids:
-            if rid in self.nodes and rid not in gone:
+            if (rid in self.nodes or rid in self.aside) and rid not in gone:
                 raise DuplicateRid(f"the session has a turn {rid!r} already", param="rid")
         _check_cut(params, parent, interrupted)
-        if len(self.nodes) + len(self.turns) - len(dropped) - len(ended) + len(rids) > MAX_TURNS:
+        if len(self.nodes) + len(self.aside) + len(self.turns) - len(replaced) - len(ended) + len(rids) > MAX_TURNS:
             raise SessionFull(f"a session has at most {MAX_TURNS} turns", param="session_params.id")
-        return Plan(parent, interrupted, dropped, ended)
+        return Plan(parent, interrupted, replaced, ended)
 
     def _parent(self, params: SessionTurn) -> tuple[Node | None, Turn | None]:
         rid = params.rid
         if rid is None or rid in self.nodes:
             return (None if rid is None else self.nodes[rid]), None
         turn = self.turns.get(rid)
+        if turn is None and rid in self.aside:
+            raise SessionBusy(f"turn {rid!r} is being replaced", param="session_params.rid")
         if turn is None:
             hint = f": it ended without an answer; go on from {self.failed[rid]}" if rid in self.failed else ""
             raise SessionNotFound(f"the session has no turn {rid[:160]!r}{hint}", param="session_params.rid")
@@ -267,9 +292,25 @@ class Session:
             if node.parent in below:
                 below.add(node)
                 nodes.append(node)
-        return nodes, [turn for turn in self.turns.values() if turn.parent in below]
+        turns = [turn for turn in self.turns.values() if turn.parent in below]
+        aside = {node: None for turn in turns for node in turn.replacement.nodes}
+        return [*nodes, *aside], turns
+
+    def set_aside(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self.nodes.pop(node.rid, None)
+            self.aside[node.rid] = node
+
+    def bring_back(self, nodes: list[Node]) -> None:
+        """As if they had never been replaced."""
+        for node in nodes:
+            del self.aside[node.rid]
+            self.nodes[node.rid] = node
+            self.failed.pop(node.rid, None)
 
     def remember_failure(self, turn: Turn) -> None:
+        if turn.rid in self.nodes:
+            return  # it was to replace a turn of its own name
         parent = turn.parent
         self.failed[turn.rid] = "the beginning" if parent is None else f"turn {parent.rid!r}"
         if len(self.failed) > MAX_FAILED:

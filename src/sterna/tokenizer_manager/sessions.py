@@ -18,7 +18,7 @@ import msgspec
 from sterna.errors import InvalidRequest, SessionFull, SessionNotFound, TooManySessions
 from sterna.keyed_heap import KeyedHeap
 from sterna.protocol.generate import SessionTurn, TokenizedGenerateReqInput
-from sterna.tokenizer_manager.session import MAX_TURNS_OF_ALL, Journal, Node, Session, Turn, failed
+from sterna.tokenizer_manager.session import MAX_TURNS_OF_ALL, Journal, Node, Replacement, Session, Turn, failed
 
 CAPACITY_CONTEXTS = 16
 """Capacity of a session that was opened without one, in contexts of the model: room for branches."""
@@ -98,23 +98,23 @@ class Sessions:
         session = self._find(params.id, "session_params.id")
         plan = session.plan(params, [journal.rid for journal in journals])
         # Of what there is without what this very turn replaces: who has filled the bound can get below it.
-        kept = self._tokens - sum(node.size for node in plan.dropped)
-        if kept >= self._max_tokens or self._nodes - len(plan.dropped) >= MAX_TURNS_OF_ALL:
+        if self._tokens - plan.freed >= self._max_tokens or self._nodes - len(plan.replaced) >= MAX_TURNS_OF_ALL:
             raise TooManySessions("the open sessions hold as many tokens or turns as they may", code="too_many_session_tokens")
         parent = plan.parent
-        for node in plan.dropped:
-            del session.nodes[node.rid]
-            self._count(session, -1, -node.size)
         if plan.interrupted is not None:
             self._release(plan.interrupted)
             parent = plan.interrupted.to_node(None)
             self._add(session, parent)
+            self._forget_replaced(plan.interrupted)
             self._abort(parent.rid)
         for turn in plan.ended:
             self._release(turn)
+            turn.replacement.nodes.clear()
             self._abort(turn.rid)
+        session.set_aside(plan.replaced)
+        replacement = Replacement(plan.replaced, len(journals))
         for journal in journals:
-            journal.turn = Turn(session, params, parent, journal)
+            journal.turn = Turn(session, params, parent, journal, replacement)
             session.turns[journal.rid] = self._turns[journal.rid] = journal.turn
         session.touched = self._now()
 
@@ -127,7 +127,8 @@ class Sessions:
         if self._turns.get(turn.rid) is not turn:
             return tokenized  # it has ended, or its session has
         own = len(tokenized.input_ids) - turn.kept
-        room = session.capacity - session.tokens - sum(other.reserved for other in session.turns.values()) - own
+        held = session.tokens - turn.replacement.size
+        room = session.capacity - held - sum(other.reserved for other in session.turns.values()) - own
         params = tokenized.sampling_params
         wanted = params.max_new_tokens
         assert wanted is not None, "hop 3 has set it"
@@ -151,9 +152,11 @@ class Sessions:
         session = turn.session
         self._release(turn)
         if reason is None or failed(reason):
+            self._bring_back_replaced(turn)
             session.remember_failure(turn)
         else:
             self._add(session, turn.to_node(reason))
+            self._forget_replaced(turn)
         session.touched = self._now()
 
     def finished(self, journal: Journal, outcome: object) -> None:
@@ -180,6 +183,19 @@ class Sessions:
         session.failed.pop(node.rid, None)
         self._count(session, 1, node.size)
 
+    def _forget_replaced(self, turn: Turn) -> None:
+        nodes = turn.replacement.nodes
+        for node in nodes:
+            del turn.session.aside[node.rid]
+        self._count(turn.session, -len(nodes), -turn.replacement.size)
+        nodes.clear()
+
+    def _bring_back_replaced(self, turn: Turn) -> None:
+        replacement = turn.replacement
+        replacement.turns -= 1
+        if not replacement.turns:
+            turn.session.bring_back(replacement.nodes)
+
     def _count(self, session: Session, nodes: int, tokens: int) -> None:
         session.tokens += tokens
         self._tokens += tokens
@@ -192,8 +208,9 @@ class Sessions:
     def _close(self, session: Session) -> None:
         for turn in list(session.turns.values()):
             self._release(turn)
-        self._count(session, -len(session.nodes), -session.tokens)
+        self._count(session, -len(session.nodes) - len(session.aside), -session.tokens)
         session.nodes.clear()
+        session.aside.clear()
         session.closed = True
         del self._sessions[session.id]
         self._deadlines.discard(session.id)

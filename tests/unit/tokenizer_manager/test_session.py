@@ -193,6 +193,48 @@ def test_replace_forgets_what_went_on_from_there(group: Group) -> None:
     assert group.turn("b", [12], [], rid="e") == [1, 2, 3, 4, 10, 11, 12]  # a forgotten turn's name is free
 
 
+@pytest.mark.parametrize("how", ["aborted", "too long", "its client left", "ended by a replace that fails"])
+def test_what_a_failed_turn_was_to_replace_is_back(group: Group, how: str) -> None:
+    group.turn("c", [8], [9], rid="b")
+    held = group.sessions.num_tokens
+    (journal,) = group.begin("b", rid="a", replace=True)
+    with pytest.raises(SessionBusy, match="being replaced"):
+        group.begin("d", rid="c")
+    with pytest.raises(DuplicateRid):
+        group.begin("c")
+    match how:
+        case "aborted":
+            group.fail(journal)
+        case "too long":
+            with pytest.raises(ContextLengthExceeded):
+                group.tokenize(journal, [1] * 100)
+            group.fail(journal)
+        case "its client left":
+            group.sessions.settle("b", gone=True)
+        case _:
+            (last,) = group.begin("c", rid="a", replace=True)
+            assert group.aborted == ["b"]
+            group.fail(last)
+    assert group.sessions.num_tokens == held
+    assert group.turn("d", [10], [], rid="c") == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_one_answer_of_several_makes_a_replacement_final(group: Group) -> None:
+    first, second = group.begin("c", "d", rid="a", replace=True)
+    group.fail(first)
+    group.tokenize(second, [9])
+    group.end(second, [10])
+    with pytest.raises(SessionNotFound):
+        group.begin("e", rid="b")
+    assert group.sessions.num_tokens == 4 + 2
+    first, second = group.begin("e", "f", rid="a", replace=True)
+    group.fail(first)
+    with pytest.raises(SessionBusy):
+        group.begin("g", rid="d")
+    group.fail(second)
+    assert group.turn("g", [11], [], rid="d") == [1, 2, 3, 4, 9, 10, 11]
+
+
 def test_replace_of_everything_begins_again(group: Group) -> None:
     group.begin("c")
     assert group.turn("a", [9], [], replace=True) == [9]

@@ -34,6 +34,12 @@ class Told:
     added: int
     """Tokens that the session holds for its prompt."""
     output: list[int] = field(default_factory=list)
+    replaced: list[Told] = field(default_factory=list)
+    """While it runs: what comes back if it fails."""
+
+    @property
+    def held(self) -> int:
+        return self.added + len(self.output)
 
     @property
     def whole(self) -> list[int]:
@@ -81,8 +87,17 @@ class SessionsMachine(RuleBasedStateMachine):
     def _running_in(self, session: str) -> list[str]:
         return [told.name for told in self.running.values() if told.session == session]
 
+    def _aside(self, session: str | None = None) -> list[Told]:
+        return [each for told in self.running.values() if session in (None, told.session) for each in told.replaced]
+
     def _held(self, session: str | None = None) -> int:
-        return sum(told.added + len(told.output) for told in self.done.values() if session in (None, told.session))
+        return sum(told.held for told in [*self.done.values(), *self._aside()] if session in (None, told.session))
+
+    def _freed(self, session: str, after: str | None) -> list[Told]:
+        """What a `replace` of all that goes on from `after` replaces."""
+        below = self._below(session, after)
+        replaced = [told for told in self.done.values() if told.session == session and told.name in below]
+        return replaced + [each for name in self._running_in(session) if name in below for each in self.running[name].replaced]
 
     def _refusal(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool) -> type[Exception] | None:
         if session not in self.idle_since:
@@ -91,16 +106,16 @@ class SessionsMachine(RuleBasedStateMachine):
             if not replace:
                 return SessionBusy
         elif after is not None and (session, after) not in self.done:
-            return SessionNotFound
+            return SessionBusy if after in [told.name for told in self._aside(session)] else SessionNotFound
         elif not replace and any(self.running[name].after == after for name in self._running_in(session)):
             return SessionBusy
-        if (session, rid) in self.done and not (replace and rid in self._below(session, after)):
+        freed = self._freed(session, after) if replace and after not in self._running_in(session) else []
+        taken = {told.name for told in [*self.done.values(), *self._aside()] if told.session == session}
+        if rid in taken - {told.name for told in freed}:
             return DuplicateRid
         if abs(cut) > len(self._base(session, after, drop)) and after is not None:
             return InvalidRequest
-        forgotten = self._below(session, after) if replace and after not in self._running_in(session) else ()
-        freed = sum(told.added + len(told.output) for told in self.done.values() if told.session == session and told.name in forgotten)
-        return TooManySessions if self._held() - freed >= MAX_TOKENS else None
+        return TooManySessions if self._held() - sum(told.held for told in freed) >= MAX_TOKENS else None
 
     def _base(self, session: str, after: str | None, drop: bool) -> list[int]:
         """What a turn that goes on from `after` can cut."""
@@ -113,8 +128,9 @@ class SessionsMachine(RuleBasedStateMachine):
         told = self.running.pop(name, None)
         if told is not None:
             self.idle_since[told.session] = self.group.now
-            if kept:
-                self.done[told.session, name] = told
+            for each in [told] if kept else told.replaced:
+                self.done[told.session, each.name] = each
+            told.replaced = []
 
     # ---- what may happen ----
 
@@ -154,7 +170,7 @@ class SessionsMachine(RuleBasedStateMachine):
         new=IDS,
     )
     def begin(self, data: st.DataObject, session: str, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
-        known = sorted(told.name for told in self._all(session))
+        known = sorted(told.name for told in [*self._all(session), *self._aside(session)])
         after = data.draw(st.sampled_from([None, RIDS[0], *known, *known, *known]))
         self._begin(session, self._some_rid(data, session), after, replace, cut, drop, new)
 
@@ -189,29 +205,32 @@ class SessionsMachine(RuleBasedStateMachine):
             return
         (journal,) = self.group.begin(rid, **place)
         self.live[rid] = journal
-        if replace:
-            assert sorted(self.group.aborted[aborted:]) == sorted(self._replace(session, after))
-        self.running[rid] = Told(session, rid, after, new, 0)
+        ended, replaced = self._replace(session, after) if replace else ([], [])
+        assert sorted(self.group.aborted[aborted:]) == sorted(ended)
+        self.running[rid] = Told(session, rid, after, new, 0, replaced=replaced)
         self._tokenize(journal, None if after is None else self.done[session, after], cut, drop)
 
-    def _replace(self, session: str, after: str | None) -> list[str]:
+    def _replace(self, session: str, after: str | None) -> tuple[list[str], list[Told]]:
+        """Who is ended by it, and what it replaces."""
         if after in self._running_in(session):
             assert after is not None
             self._end(after, kept=True)
-            return [after]
-        below = self._below(session, after)
+            return [after], []
+        replaced, below = self._freed(session, after), self._below(session, after)
         self.done = {key: told for key, told in self.done.items() if key[0] != session or key[1] not in below}
         ended = [name for name in self._running_in(session) if name in below]
         for name in ended:
+            self.running[name].replaced = []
             self._end(name, kept=False)
-        return ended
+        return ended, replaced
 
     def _tokenize(self, journal: FakeJournal, before: Told | None, cut: int, drop: bool) -> None:
         told = self.running[journal.rid]
         base = [] if before is None else before.prompt if drop else before.whole
         kept = base[:cut] if cut else base
         reserved = sum(other.turn.reserved for name in self._running_in(told.session) if (other := self.live[name]).turn)
-        room = CAPACITY - self._held(told.session) - reserved - len(told.prompt)
+        held = self._held(told.session) - sum(each.held for each in told.replaced)
+        room = CAPACITY - held - reserved - len(told.prompt)
         if room < LENGTH:
             with pytest.raises(InvalidRequest, match="the session holds"):
                 self.group.tokenize(journal, told.prompt, max_new_tokens=LENGTH)
@@ -265,10 +284,14 @@ class SessionsMachine(RuleBasedStateMachine):
         assert sessions.num_open == len(self.idle_since)
         assert sessions.num_tokens == self._held()
         assert {(session.id, name) for session in sessions._sessions.values() for name in session.nodes} == self.done.keys()
-        assert sessions._nodes == len(self.done)
+        aside = {(session.id, name) for session in sessions._sessions.values() for name in session.aside}
+        assert aside == {(told.session, told.name) for told in self._aside()}
+        assert sessions._nodes == len(self.done) + len(aside)
         assert sessions._turns.keys() == self.running.keys()
         for session in sessions._sessions.values():
-            assert session.tokens + sum(turn.reserved for turn in session.turns.values()) <= CAPACITY
+            replaced = sum(told.held for told in self._aside(session.id))
+            assert session.tokens <= CAPACITY
+            assert session.tokens - replaced + sum(turn.reserved for turn in session.turns.values()) <= CAPACITY
             for node in session.nodes.values():
                 assert node.prefix(node.context_len) == self.done[session.id, node.rid].whole
 
