@@ -190,6 +190,23 @@ async def test_headers_without_end_are_refused() -> None:
         assert await connection.closed() == b""
 
 
+@pytest.mark.parametrize(("query", "value"), [(b"?" + b"q" * 70_000, b""), (b"", b"y" * 70_000)], ids=["path", "header"])
+async def test_headers_that_are_too_large_are_refused_though_they_come_at_once(query: bytes, value: bytes) -> None:
+    head = b"GET /health" + query + b" HTTP/1.1\r\nx: " + value + b"\r\n\r\n"
+    async with serving() as (_, _, port), connected(port, head) as connection:
+        status, _, body = await connection.response()
+        assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+        assert await connection.closed() == b""
+
+
+async def test_two_timeouts_are_one_too_many() -> None:
+    body = b'{"prompt": "hi"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nx-request-timeout: 5\r\nX-Request-Timeout: 9\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with serving() as (_, _, port), connected(port, head + body) as connection:
+        status, _, answer = await connection.response()
+        assert (status, json.loads(answer)["error"]["param"]) == (400, "X-Request-Timeout")
+
+
 async def test_what_is_not_http_is_a_400_in_openai_s_shape() -> None:
     async with serving() as (_, _, port), connected(port, b"\x16\x03\x01\x02\x00\r\n\r\n") as connection:
         status, _, body = await connection.response()

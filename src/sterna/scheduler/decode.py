@@ -159,5 +159,5 @@ class RunningBatch:
 
 
 def choose_victim(candidates: list[Req]) -> Req:
-    """Whom to retract when memory runs out: fewest outputs first, among equals who came last."""
-    return min(candidates, key=lambda req: (len(req.output_ids), -req.serial))
+    """Whom to retract when memory runs out: of the lowest priority there is the one with fewest outputs, among equals who came last."""
+    return min(candidates, key=lambda req: (req.priority, len(req.output_ids), -req.serial))

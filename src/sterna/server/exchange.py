@@ -91,6 +91,10 @@ class Exchange:
                 return bytes(value)
         return None
 
+    def headers(self, name: bytes) -> list[bytes]:
+        """Every header of that (lower-case) name."""
+        return [bytes(value) for key, value in self.scope["headers"] if key == name]
+
     async def body(self) -> bytes:
         """The whole request body. Raises PayloadTooLarge as soon as the limit is certain to be passed, OverloadedError, ClientGone."""
         declared = self.header(b"content-length")

@@ -140,6 +140,10 @@ def _without_upgrade(data: bytes) -> bytes:
     return _UPGRADE.sub(b"x-ignored-upgrade:", head) + end + body
 
 
+class _TooLarge(Exception):
+    """Headers over the limit."""
+
+
 class DeadlineProtocol(HttpToolsProtocol):
     """Closes connections that send nothing, or send slowly for ever, or send headers without end, or never read."""
 
@@ -175,9 +179,9 @@ class DeadlineProtocol(HttpToolsProtocol):
         if self._idle is None and not self.pipeline:  # no body is being read: a request's headers, or their rest
             data = _without_upgrade(data)
         super().data_received(data)
-        # Still no end of the headers: whole reads are counted, so that the limit is passed by one read at most.
+        # Still no end of the headers: whole reads are counted, so that no more is held than the limit and one read.
         if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(431, "the request's headers are too large", "headers_too_large")
+            self._refuse_headers()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -186,6 +190,10 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._set_deadline(HEADER_DEADLINE_S)
 
     def on_headers_complete(self) -> None:
+        # They may all have come in one read.
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._refuse_headers()
+            raise _TooLarge  # stops the parser; the connection is closed already
         self._header_bytes = None
         self._set_deadline(BODY_DEADLINE_S)
         self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
@@ -242,6 +250,9 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._refuse(408, "the request took too long to arrive", "request_timeout")
+
+    def _refuse_headers(self) -> None:
+        self._refuse(431, "the request's headers are too large", "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer what the app can't see, unless an answer has begun, and close."""

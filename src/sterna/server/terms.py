@@ -44,9 +44,12 @@ def to_terms(exchange: Exchange, args: ServerArgs, *, priority: int | None, time
 
 
 def _header_timeout(exchange: Exchange) -> float | None:
-    given = exchange.header(TIMEOUT_HEADER.lower().encode())
-    if given is None:
+    values = exchange.headers(TIMEOUT_HEADER.lower().encode())
+    if not values:
         return None
+    if len(values) > 1:
+        raise InvalidRequest(f"{TIMEOUT_HEADER}: one value is expected, not {len(values)}", param=TIMEOUT_HEADER)
+    (given,) = values
     try:
         seconds = math.nan if b"_" in given else float(given)  # Python reads 1_0 as 10; nobody else does
     except ValueError:

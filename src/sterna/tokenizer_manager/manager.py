@@ -107,6 +107,7 @@ class TokenizerManager:
             timeout=args.session_timeout,
             capacity=CAPACITY_CONTEXTS * model.context_len,
             abort=partial(self.abort_request, cause="replaced"),
+            call_later=lambda seconds, act: asyncio.get_running_loop().call_later(seconds, act),
         )
         self.on_finish.append(self.sessions.finished)
         self._leading_bos = leading_bos(tokenizer, model.bos_token_id, "" if chat_template is None else chat_template.source)

@@ -23,6 +23,11 @@ from sterna.tokenizer_manager.session import MAX_TURNS_OF_ALL, Journal, Node, Re
 CAPACITY_CONTEXTS = 16
 """Capacity of a session that was opened without one, in contexts of the model: room for branches."""
 
+ALARM_SLACK_S = 1.0
+"""After a session's time, so that one look ends many."""
+ALARM_MAX_S = 60.0
+"""A session that is opened later may have less time than the one for which the alarm was set."""
+
 
 class Sessions:
     """See the module."""
@@ -36,14 +41,21 @@ class Sessions:
         capacity: int,
         abort: Callable[[str], object],
         now: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """`timeout` (seconds) and `capacity` (tokens) are those of a session that is opened without; `abort` ends a live rid."""
+        """`timeout` (seconds) and `capacity` (tokens) are those of a session that is opened without; `abort` ends a live rid.
+
+        `call_later` is an event loop's: without one, an expired session is held until somebody comes.
+        """
         self._max_sessions = max_sessions
         self._max_tokens = max_tokens
         self._timeout = timeout
         self._capacity = capacity
         self._abort = abort
         self._now = now
+        self._call_later = call_later
+        self._alarm = False
+        """Somebody will look when the next session may expire."""
         self._sessions: dict[str, Session] = {}
         self._turns: dict[str, Turn] = {}
         """By rid: turns in flight of all open sessions."""
@@ -69,6 +81,7 @@ class Sessions:
         )
         self._sessions[session.id] = session
         self._deadlines.put(session.id, session.touched + session.timeout)
+        self._set_alarm()
         return session.id
 
     def close(self, session_id: str) -> None:
@@ -214,6 +227,17 @@ class Sessions:
         session.closed = True
         del self._sessions[session.id]
         self._deadlines.discard(session.id)
+
+    def _set_alarm(self) -> None:
+        first = self._deadlines.first()
+        if self._call_later is not None and not self._alarm and first is not None:
+            self._alarm = True
+            self._call_later(min(max(first[1] - self._now(), 0.0) + ALARM_SLACK_S, ALARM_MAX_S), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = False
+        self._expire()
+        self._set_alarm()
 
     def _expire(self) -> None:
         now = self._now()

@@ -145,6 +145,23 @@ def test_the_one_with_fewest_outputs_is_retracted_first() -> None:
     assert h.output("young") == echo(prompt_of(1, 16), 50)
 
 
+def test_of_several_the_lowest_priority_is_retracted_however_much_it_has_said() -> None:
+    h = Harness(max_total_tokens=128, radix_cache=False, schedule_policy="priority")
+    h.send("low", prompt_of(0, 16), 100, priority=-1)
+    for _ in range(30):
+        h.turn()
+    h.scheduler.prefill.ratio.value = NewTokenRatio.FLOOR
+    h.send("high", prompt_of(1, 16), 50)
+    h.run_until("high", ReqState.RUNNING)
+    h.run()
+    low, high = (h.outbox.rows[rid][-1].times for rid in ("low", "high"))
+    assert low is not None
+    assert high is not None
+    assert low.retractions > 0
+    assert high.retractions == 0
+    assert h.output("low") == echo(prompt_of(0, 16), 100)
+
+
 def test_a_request_that_outgrows_the_pool_alone_is_ended_and_others_go_on() -> None:
     h = Harness(max_total_tokens=64)
     h.send("big", prompt_of(0, 20), 200)

@@ -1,5 +1,7 @@
 """What a turn of a session goes on from, and what keeps it from beginning."""
 
+from collections.abc import Callable
+
 import pytest
 
 from byte_model import BOS, EOS, IM_END
@@ -277,6 +279,25 @@ def test_an_idle_session_is_forgotten_and_a_busy_one_is_not() -> None:
     assert group.sessions.num_open == 1  # the turn ended when nobody looked: idle from now on
     group.now = 2010.0
     assert (group.sessions.num_open, group.sessions.num_tokens) == (0, 0)
+
+
+def test_an_idle_session_is_forgotten_though_nobody_comes() -> None:
+    group = Group()
+    alarms: list[tuple[float, Callable[[], None]]] = []
+    group.sessions._call_later = lambda seconds, act: alarms.append((group.now + seconds, act))
+    group.open("s")
+    group.turn("a", [1, 2], [3])
+    group.open("long", timeout=1000.0)
+    while group.sessions._sessions:
+        (alarm,) = alarms  # one at a time
+        alarms.clear()
+        assert alarm[0] - group.now <= sessions.ALARM_MAX_S
+        group.now = alarm[0]
+        alarm[1]()
+        assert ("s" in group.sessions._sessions) == (group.now < 10 + 10)  # its turn ended unseen, and was seen at the first alarm
+    assert group.now < 1000 + sessions.ALARM_MAX_S
+    assert not alarms
+    assert group.sessions._tokens == 0
 
 
 def test_a_closed_session_is_gone_and_its_running_turn_runs_on() -> None:
