@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from running_server import PROMPTLY_S, RunningServer
 
 MODEL = "smollm2"
 INSIDE = Path(__file__).with_name("inside")
+ON_IMPORT = Path(__file__).parents[1] / "on_import"
 
 
 class Struck:
@@ -28,7 +30,7 @@ class Struck:
         self.run_folder = run_folder or self.folder / "t"
         self.run_folder.mkdir(exist_ok=True)
         env = {
-            "PYTHONPATH": str(INSIDE),
+            "PYTHONPATH": os.pathsep.join(map(str, (INSIDE, ON_IMPORT))),
             "FAULTS_DIR": str(self.folder),
             "FAULTS_POINTS": json.dumps(POINTS),
             "TMPDIR": str(self.run_folder),

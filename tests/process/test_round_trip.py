@@ -1,12 +1,15 @@
 """The table that opens docs/architecture.md, followed by one real request through real processes."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 from byte_model import make_byte_model
 from running_server import ROOT, running_server
 
+HOP_TRACE = Path(__file__).with_name("hop_trace")
+ON_IMPORT = Path(__file__).parents[1] / "on_import"
 PROCESS_OF_HOP = {
     "1": "server",
     "2": "server",
@@ -45,7 +48,7 @@ ONCE = ("1", "2", "3", "4", "9")
 def test_a_request_passes_every_hop_in_its_process_on_its_types(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     model = make_byte_model(tmp_path / "model")
-    env = {"PYTHONPATH": str(Path(__file__).with_name("hop_trace")), "HOP_TRACE": str(trace)}
+    env = {"PYTHONPATH": os.pathsep.join(map(str, (HOP_TRACE, ON_IMPORT))), "HOP_TRACE": str(trace)}
     with running_server(model, "--executor", "scripted", log=tmp_path / "log", env=env) as server:
         pids = {"server": server.process.pid, **server.children()}
         assert len(set(pids.values())) == 3

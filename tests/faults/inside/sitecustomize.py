@@ -11,8 +11,6 @@ the containers among their attributes hold.
 
 import functools
 import gc
-import importlib.abc
-import importlib.machinery
 import inspect
 import json
 import os
@@ -23,10 +21,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-Point = tuple[str, str, str | None]
+from wrap_on_import import Points, wrap_on_import
 
 
 def process_name() -> str:
@@ -39,13 +36,9 @@ def kill_itself() -> None:
     signal.pause()  # it takes effect a moment later
 
 
-class Points:
-    def __init__(self, folder: str, table: dict[str, Point]) -> None:
+class Striker:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._table = table
-
-    def of(self, module: str) -> dict[str, Point]:
-        return {name: point for name, point in self._table.items() if point[0] == module}
 
     def hit(self, name: str) -> None:
         order = f"{self._folder}/{name}"
@@ -73,7 +66,7 @@ class Points:
             if any(getattr(item, "rid", None) == poison.read_text() for item in each):
                 kill_itself()
 
-    def wrap(self, name: str, function: Callable[..., Any], takes: str | None) -> Callable[..., Any]:
+    def wrap(self, name: str, takes: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
         def counts(args: Any) -> bool:
             return takes is None or any(type(arg).__name__ == takes for arg in args)
 
@@ -99,33 +92,6 @@ class Points:
                 return result
 
         return wrapper
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Wraps the functions of a module when it has been executed, before its importer sees it."""
-
-    def __init__(self, points: Points) -> None:
-        self._points = points
-        self._loaders: dict[str, importlib.abc.Loader] = {}
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if not self._points.of(fullname):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
-            self._loaders[fullname] = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loaders[module.__name__].exec_module(module)
-        for name, (_, path, takes) in self._points.of(module.__name__).items():
-            *owners, attribute = path.split(".")
-            owner = functools.reduce(getattr, owners, module)
-            setattr(owner, attribute, self._points.wrap(name, getattr(owner, attribute), takes))
 
 
 def attributes(each: Any) -> Iterator[tuple[str, Any]]:
@@ -158,6 +124,10 @@ def take_census(folder: str) -> None:
 
 if "FAULTS_DIR" in os.environ:
     here = process_name()
-    table = {name: point for name, point in json.loads(os.environ["FAULTS_POINTS"]).items() if name.partition(".")[0] == here}
-    sys.meta_path.insert(0, Finder(Points(os.environ["FAULTS_DIR"], table)))
+    striker = Striker(os.environ["FAULTS_DIR"])
+    points: Points = {}
+    for point, (module, attribute, takes) in json.loads(os.environ["FAULTS_POINTS"]).items():
+        if point.partition(".")[0] == here:
+            points.setdefault(module, []).append((attribute, functools.partial(striker.wrap, point, takes)))
+    wrap_on_import(points)
     signal.signal(signal.SIGUSR2, lambda *_: take_census(os.environ["FAULTS_DIR"]))

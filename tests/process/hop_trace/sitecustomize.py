@@ -1,19 +1,17 @@
 """Put on PYTHONPATH of a server under test: records every call of the round trip's functions, in whichever process it happens.
 
-Modules are wrapped as they are imported, so the product has no hook for this. Each call appends one line of JSON to $HOP_TRACE:
+Each call appends one line of JSON to $HOP_TRACE:
 hop, pid, the process's own module, and the types that went in and came out.
 """
 
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
+
+from wrap_on_import import Points, wrap_on_import
 
 # (module, attribute path) by hop, as docs/architecture.md has them.
 HOPS = {
@@ -68,32 +66,6 @@ def traced(hop: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Wraps the functions of a module when it has been executed, before its importer sees it."""
-
-    def __init__(self) -> None:
-        self._loaders: dict[str, importlib.abc.Loader] = {}
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if not any(module == fullname for module, _ in HOPS):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
-            self._loaders[fullname] = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loaders[module.__name__].exec_module(module)
-        for (name, path), hop in HOPS.items():
-            if name == module.__name__:
-                *owners, attribute = path.split(".")
-                owner = functools.reduce(getattr, owners, module)
-                setattr(owner, attribute, traced(hop, getattr(owner, attribute)))
-
-
 if "HOP_TRACE" in os.environ:
-    sys.meta_path.insert(0, Finder())
+    points: Points = {module: [(path, functools.partial(traced, hop))] for (module, path), hop in HOPS.items()}
+    wrap_on_import(points)
