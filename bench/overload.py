@@ -3,6 +3,7 @@
     burst      so many connections at once, each with a request, against limits of 64 running and 64 waiting: every one must be answered
     refusals   a full server is asked so many times a second, over connections that stay open: how long a refusal takes from the moment at
                which it was due to be sent, and how the streams that are running keep their pace meanwhile
+    probes     how soon /health and /ready answer while 64 streams run
 
     python bench/overload.py [--model MODEL] [--burst 4096] [--rate 500] [--seconds 10] [--streams 8] [--flag=…]
 
@@ -177,6 +178,24 @@ async def refusals(host: str, port: int, *, rate: float, seconds: float, streams
     }
 
 
+# ---- probes ----
+
+
+async def probes(host: str, port: int, *, seconds: float) -> dict[str, Any]:
+    running = [Stream() for _ in range(LIMIT)]
+    tasks = [asyncio.create_task(stream.read(host, port)) for stream in running]
+    while not all(stream.times for stream in running):
+        await asyncio.sleep(0.05)
+    prober = Path(__file__).with_name("probe.py")
+    command = (sys.executable, str(prober), f"http://{host}:{port}", str(seconds))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return {"part": "probes", "streams": LIMIT, **json.loads(said)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="serve this one, with its own engine")
@@ -191,6 +210,7 @@ def main() -> None:
         places = ("--max-running-requests", str(LIMIT), "--max-queued-requests", str(LIMIT))
         with serving.serving(*engine, *places, *args.flag) as server:
             print(json.dumps(_run(server, burst, count=args.burst)), flush=True)
+            print(json.dumps(_run(server, probes, seconds=args.seconds)), flush=True)
         places = ("--max-running-requests", str(args.streams), "--max-queued-requests", "0")
         with serving.serving(*engine, *places, *args.flag) as server:
             print(json.dumps(_run(server, refusals, rate=args.rate, seconds=args.seconds, streams=args.streams)), flush=True)

@@ -43,9 +43,7 @@ class KeyedHeap(Generic[Key, Place]):
 
     def put(self, key: Key, place: Place) -> None:
         """`key` comes, or leaves its place for another."""
-        if len(self._heap) >= 2 * len(self._valid) + SLACK:
-            self._heap = list(self._valid.values())
-            heapq.heapify(self._heap)
+        self._compact()
         self._count += 1
         entry = (place, self._count, key)
         self._valid[key] = entry
@@ -53,7 +51,9 @@ class KeyedHeap(Generic[Key, Place]):
 
     def discard(self, key: Key) -> bool:
         """Take `key` out. False where it isn't in."""
-        return self._valid.pop(key, None) is not None
+        found = self._valid.pop(key, None) is not None
+        self._compact()
+        return found
 
     def first(self) -> tuple[Key, Place] | None:
         while self._heap:
@@ -62,6 +62,11 @@ class KeyedHeap(Generic[Key, Place]):
                 return key, place
             heapq.heappop(self._heap)
         return None
+
+    def _compact(self) -> None:
+        if len(self._heap) >= 2 * len(self._valid) + SLACK:
+            self._heap = list(self._valid.values())
+            heapq.heapify(self._heap)
 
     def clear(self) -> None:
         self._valid.clear()

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.timeout(600)
 
 ONCE_A_REQUEST = ("tokenize", "intake", "bind")
 """Points that are passed as a request begins."""
+NOW_AND_THEN = ("stats",)
+"""Passed once a second: near the end it may not come any more."""
 NEEDS_TIGHT = ("retract",)
 
 SLICE = [
@@ -35,13 +37,15 @@ def acts_on(process: str) -> list[Act]:
 def every_fault() -> Iterator[Fault]:
     """Every act at every point, its moment by turns; and every act from outside at every moment."""
     early, late = itertools.cycle(["at the start", "half are there"]), itertools.cycle(list(MOMENTS)[2:])
+    middle = itertools.cycle(["first output", "all speak"])
     for name in POINTS:
         process, _, point = name.partition(".")
         if point in NEEDS_TIGHT:
             continue
         begins = point in ONCE_A_REQUEST or (process, point) == ("server", "send")
         for side, act in itertools.product(("before", "after"), acts_on(process)):
-            yield Fault(process, act, next(early if begins else late), f"{point}.{side}")  # type: ignore[arg-type]
+            moments = early if begins else middle if point in NOW_AND_THEN else late
+            yield Fault(process, act, next(moments), f"{point}.{side}")  # type: ignore[arg-type]
     for process in ("server", "scheduler", "detokenizer"):
         for act, moment in itertools.product(acts_on(process), MOMENTS):
             yield Fault(process, act, moment)  # type: ignore[arg-type]

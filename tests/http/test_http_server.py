@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from sterna.protocol.finish import FinishLength
+from sterna.protocol.generate import TokenizedGenerateReqInput
 from sterna.server import http_server
-from sterna.server.http_server import HTTPServer
+from sterna.server.http_server import MAX_HEADERS, HTTPServer
 from unit.server.engine import Engine, running, silence
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -197,6 +198,78 @@ async def test_headers_that_are_too_large_are_refused_though_they_come_at_once(q
         status, _, body = await connection.response()
         assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
         assert await connection.closed() == b""
+
+
+@pytest.mark.parametrize("half_closed", [False, True])
+async def test_an_answer_without_a_body_reaches_a_client_that_has_said_its_last(half_closed: bool) -> None:
+    async with serving() as (_, _, port):
+        for _ in range(20):
+            async with connected(port, b"HEAD /health HTTP/1.1\r\nconnection: close\r\n\r\n") as connection:
+                if half_closed:
+                    connection.writer.write_eof()
+                assert (await connection.closed()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("lines", [MAX_HEADERS + 1, 20_000])
+async def test_too_many_headers_are_too_large_however_short(lines: int) -> None:
+    head = b"GET /health HTTP/1.1\r\n" + b"a:\r\n" * lines + b"\r\n"
+    async with serving() as (_, _, port), connected(port, head) as connection:
+        assert (await connection.response())[0] == 431
+
+
+async def test_trailers_are_dropped_and_bounded() -> None:
+    chunked = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n10\r\n" + b'{"prompt": "hi"}' + b"\r\n0\r\n"
+    async with serving() as (_, _, port):
+        async with connected(port, chunked + b"x-request-timeout: nonsense\r\n\r\n") as connection:
+            assert (await connection.response())[0] == 200
+        async with connected(port, chunked) as connection:
+            answer = asyncio.create_task(connection.response())
+            while not answer.done():  # one read may pass that comes with what is before it
+                connection.writer.write(b"x: " + b"y" * 30_000 + b"\r\n")
+                await asyncio.wait([answer], timeout=0.05)
+            status, _, body = await answer
+            assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_a_large_body_in_small_chunks_is_no_header() -> None:
+    body = json.dumps({"prompt": "hi", "user": "u" * 200, "metadata": None, "stop": ["x" * 50] * 4}).encode() + b" " * 200_000
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[at : at + 4] for at in range(0, len(body), 4)))
+    head = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving() as (_, _, port), connected(port, head + chunks + b"0\r\n\r\n") as connection:
+        assert (await connection.response())[0] == 200
+
+
+async def test_an_empty_line_after_an_answer_keeps_no_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEADER_DEADLINE_S", 0.2)
+    async with serving() as (_, _, port), connected(port, GET) as connection:
+        await connection.response()
+        connection.writer.write(b"\r\n")
+        assert await connection.closed() == b""
+
+
+@pytest.mark.parametrize("bad", [b"BAD\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n"], ids=["not HTTP", "too large"])
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_bad_request_behind_a_good_one_takes_nothing_from_it(bad: bytes, together: bool) -> None:
+    async with serving() as (engine, _, port):
+        go_on = asyncio.Event()
+
+        async def slow(engine: Engine, request: TokenizedGenerateReqInput) -> None:
+            await go_on.wait()
+            engine.put(request.rid, "fine", reason=FinishLength(4))
+
+        engine.script = slow
+        async with connected(port, POST + BODY + (bad if together else b"")) as connection:
+            while not engine.received:
+                await asyncio.sleep(0)
+            if not together:
+                connection.writer.write(bad)
+                await connection.writer.drain()
+                await asyncio.sleep(0.05)
+            go_on.set()
+            status, _, body = await connection.response()
+            assert (status, json.loads(body)["choices"][0]["text"]) == (200, "fine")
+            assert await connection.closed() == b""
+        assert not engine.aborted
 
 
 async def test_two_timeouts_are_one_too_many() -> None:

@@ -34,6 +34,11 @@ def test_those_that_left_from_the_middle_dont_pile_up() -> None:
         heap.put(key, key)
         heap.discard(key)
     assert len(heap._heap) <= 2 * len(heap) + SLACK + 1
+    for key in range(10_000):
+        heap.put(key, key)
+    for key in range(10_000):
+        heap.discard(key)
+    assert len(heap._heap) <= 2 * len(heap) + SLACK + 1
 
 
 def test_the_first_is_not_compared_by_its_key() -> None:

@@ -293,7 +293,7 @@ class Scheduler:
             return decodes.only(going) if enough else None
 
     def _retract_one(self) -> None:
-        """Memory has run out, and nothing is in flight: take it from the request that loses least. One that is alone and still short can
+        """Memory has run out, and nothing is in flight: take it from one request (`choose_victim`). One that is alone and still short can
         never be served."""
         candidates = [*self.running.reqs, *self.prefill.active]
         if len(candidates) == 1:

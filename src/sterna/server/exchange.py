@@ -73,7 +73,7 @@ class Exchange:
         self._budget = budget
         self._held = 0
         self.body_bytes = 0
-        """Of the body, once it has been read."""
+        """Of the body, as far as it has been read."""
         self.received = time.monotonic()
         self.request_id = _request_id(self.header(b"x-request-id"))
         self.route = ""
@@ -110,9 +110,9 @@ class Exchange:
                 raise self._too_large()
             self._budget.take(len(chunk))
             self._held += len(chunk)
+            self.body_bytes = self._held
             chunks.append(chunk)
             if not message.get("more_body", False):
-                self.body_bytes = self._held
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _too_large(self) -> PayloadTooLarge:

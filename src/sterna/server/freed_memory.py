@@ -12,8 +12,10 @@ M_MMAP_THRESHOLD = -3
 M_ARENA_MAX = -8
 THRESHOLD_BYTES = 128 * 1024
 """glibc's own, before it adapts."""
+LARGE_BYTES = 1 << 16
+"""Of a body. What smaller ones take is used again by the next."""
 BODY_BYTES = 1 << 20
-"""Of bodies, all together, after which there is something to give back."""
+"""Of large bodies, all together, after which there is something to give back."""
 PAUSE_S = 5.0
 """From there to the giving back: their requests are mostly over by then, and it is done at most so often."""
 
@@ -51,7 +53,8 @@ class FreedMemory:
 
     def released(self, body_bytes: int) -> None:
         """A request is over whose body had that size."""
-        self._bytes += body_bytes
+        if body_bytes >= LARGE_BYTES:
+            self._bytes += body_bytes
         if self._bytes >= BODY_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._act)
 

@@ -35,6 +35,8 @@ WRITE_STALL_S = 120.0
 """That a client may take to read what waits to be sent to it (some 64 KB) before it counts as gone. Meanwhile its stream writes nothing;
 what its request goes on to say is merged into one delta, which the request's own length bounds."""
 MAX_HEADER_BYTES = 64 * 1024
+"""Of a request's first line and headers, as they are sent; of trailers, and of whatever else a body may have between its parts, as well."""
+MAX_HEADERS = 256
 DATE_INTERVAL_S = 1.0
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 GRACE_S = 5
@@ -154,12 +156,20 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._stall: asyncio.TimerHandle | None = None
         self._header_bytes: int | None = 0
         """Bytes since the connection or the request before it; None while a body or nothing is being read."""
+        self._between_bytes = 0
+        """Bytes of a body's message that were read since its last part: chunk sizes, trailers."""
+        self._refused = False
+        """What comes further is not read: the connection closes when the answer in progress is out."""
         self._answering: RequestResponseCycle | None = None
         """The request that is being answered. uvicorn's `cycle` is the latest one that came, pipelined behind it perhaps."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
+        self._writes = JoinedWrites(transport, self.loop)
+        super().connection_made(cast(asyncio.Transport, self._writes))
         self._set_deadline(HEADER_DEADLINE_S)
+
+    def eof_received(self) -> None:
+        self._writes.flush()  # the transport closes when this returns
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear()
@@ -171,17 +181,26 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         if self._header_bytes is not None:
             self._header_bytes += len(data)
         elif self._idle is not None:
             self._idle.cancel()
             self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
+            self._between_bytes += len(data)
         if self._idle is None and not self.pipeline:  # no body is being read: a request's headers, or their rest
             data = _without_upgrade(data)
         super().data_received(data)
         # Still no end of the headers: whole reads are counted, so that no more is held than the limit and one read.
-        if self._header_bytes is not None and self._header_bytes > MAX_HEADER_BYTES:
+        if (self._between_bytes if self._header_bytes is None else self._header_bytes) > MAX_HEADER_BYTES:
             self._refuse_headers()
+        elif self._rests() and self._deadline is None and self.timeout_keep_alive_task is None:
+            self._set_deadline(HEADER_DEADLINE_S)  # nothing that begins a request came: an empty line, which ends uvicorn's own timer
+
+    def _rests(self) -> bool:
+        """Whether nothing is being read or answered."""
+        return self._header_bytes is None and (self.cycle is None or self.cycle.response_complete)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -189,12 +208,18 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._header_bytes = 0
             self._set_deadline(HEADER_DEADLINE_S)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._header_bytes is not None:  # otherwise it is a trailer: uvicorn would let it pass for a header
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         # They may all have come in one read.
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
+        sent = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
+        if sent > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse_headers()
-            raise _TooLarge  # stops the parser; the connection is closed already
+            raise _TooLarge  # stops the parser
         self._header_bytes = None
+        self._between_bytes = 0
         self._set_deadline(BODY_DEADLINE_S)
         self._idle = self.loop.call_later(BODY_IDLE_S, self._late)
         super().on_headers_complete()
@@ -202,6 +227,10 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._clear()  # it waits for the answer before it; `on_response_complete` goes on
         else:
             self._answering = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._between_bytes = 0
+        super().on_body(body)
 
     def on_response_complete(self) -> None:
         self._answering = self.pipeline[-1][0] if self.pipeline else None
@@ -255,9 +284,15 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._refuse(431, "the request's headers are too large", "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer what the app can't see, unless an answer has begun, and close."""
+        """Answer what the app can't see, unless an answer has begun, and close; or close when the answer to a request before it is out."""
         self._clear()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refused:
+            return
+        before = self._answering
+        if before is not None and not before.response_complete and (before is not self.cycle or self._header_bytes is not None):
+            self._refused = True
+            self.pipeline.clear()
+            before.keep_alive = False
             return
         if self._unanswered():
             body = msgspec.json.encode(ErrorResponse(ErrorDetail(message, "invalid_request_error", None, code)))

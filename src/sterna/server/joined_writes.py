@@ -30,15 +30,16 @@ class JoinedWrites:
             self._held = b""
         elif data.startswith(HEAD):
             self._held = data
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is kept back now: the transport is about to close, or the loop has come round."""
         held, self._held = self._held, b""
         if held and not self._transport.is_closing():
             self._transport.write(held)

@@ -372,6 +372,7 @@ class TokenizerManager:
         self._closed.discard(state.rid)
         self.recovery.forget(state)
         state.admission.close()
+        state.admission.on_end = None  # an outdated deadline may hold the admission for a while, and shall not hold the journal
         state.times.finished = time.monotonic()
         outcome = outcome_of(state)
         for observer in self.on_finish:

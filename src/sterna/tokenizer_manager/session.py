@@ -105,8 +105,8 @@ class Replacement:
 
     nodes: list[Node]
     """Set aside, parents before their children; empty once it is final."""
-    turns: int
-    """In flight; when none is left and none was answered, the nodes come back."""
+    in_flight: int
+    """Turns of them; when none is left and none was answered, the nodes come back."""
 
     @property
     def size(self) -> int:
@@ -219,9 +219,9 @@ class Plan(NamedTuple):
     ended: list[Turn]
 
     @property
-    def freed(self) -> int:
-        """Tokens that are no longer held once the request is answered."""
-        return sum(node.size for node in self.replaced)
+    def freed(self) -> list[Node]:
+        """Held no longer once the request is answered."""
+        return [*self.replaced, *(self.interrupted.replacement.nodes if self.interrupted else ())]
 
 
 @dataclass(slots=True, eq=False)
@@ -260,14 +260,15 @@ class Session:
                 raise SessionBusy(f"turn {ended[0].rid!r} goes on {where} at this moment", param="session_params.rid")
             if params.replace:
                 replaced, ended = self._descendants(parent)
-        gone = {node.rid for node in replaced}
+        plan = Plan(parent, interrupted, replaced, ended)
+        gone = {node.rid for node in plan.freed}
         for rid in rids:
             if (rid in self.nodes or rid in self.aside) and rid not in gone:
                 raise DuplicateRid(f"the session has a turn {rid!r} already", param="rid")
         _check_cut(params, parent, interrupted)
-        if len(self.nodes) + len(self.aside) + len(self.turns) - len(replaced) - len(ended) + len(rids) > MAX_TURNS:
+        if len(self.nodes) + len(self.aside) + len(self.turns) - len(plan.freed) - len(ended) + len(rids) > MAX_TURNS:
             raise SessionFull(f"a session has at most {MAX_TURNS} turns", param="session_params.id")
-        return Plan(parent, interrupted, replaced, ended)
+        return plan
 
     def _parent(self, params: SessionTurn) -> tuple[Node | None, Turn | None]:
         rid = params.rid

@@ -111,7 +111,8 @@ class Sessions:
         session = self._find(params.id, "session_params.id")
         plan = session.plan(params, [journal.rid for journal in journals])
         # Of what there is without what this very turn replaces: who has filled the bound can get below it.
-        if self._tokens - plan.freed >= self._max_tokens or self._nodes - len(plan.replaced) >= MAX_TURNS_OF_ALL:
+        kept = self._tokens - sum(node.size for node in plan.freed)
+        if kept >= self._max_tokens or self._nodes - len(plan.freed) >= MAX_TURNS_OF_ALL:
             raise TooManySessions("the open sessions hold as many tokens or turns as they may", code="too_many_session_tokens")
         parent = plan.parent
         if plan.interrupted is not None:
@@ -205,8 +206,8 @@ class Sessions:
 
     def _bring_back_replaced(self, turn: Turn) -> None:
         replacement = turn.replacement
-        replacement.turns -= 1
-        if not replacement.turns:
+        replacement.in_flight -= 1
+        if not replacement.in_flight:
             turn.session.bring_back(replacement.nodes)
 
     def _count(self, session: Session, nodes: int, tokens: int) -> None:

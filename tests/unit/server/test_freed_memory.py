@@ -9,7 +9,7 @@ import pytest
 
 import sterna
 from sterna.server import freed_memory
-from sterna.server.freed_memory import BODY_BYTES, THRESHOLD_BYTES, FreedMemory
+from sterna.server.freed_memory import BODY_BYTES, LARGE_BYTES, THRESHOLD_BYTES, FreedMemory
 
 PROGRAM = """
 import re, sys
@@ -67,8 +67,10 @@ def test_the_heap_is_trimmed_once_after_many_bodies_that_are_large_together(monk
         await trims.get()
         assert freed._timer is None
         freed.released(BODY_BYTES - 1)
+        for _ in range(100):
+            freed.released(LARGE_BYTES - 1)
         assert freed._timer is None
-        freed.released(1)
+        freed.released(LARGE_BYTES)
         await trims.get()
         assert trims.empty()
         freed.released(BODY_BYTES)

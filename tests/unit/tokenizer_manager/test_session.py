@@ -237,6 +237,18 @@ def test_one_answer_of_several_makes_a_replacement_final(group: Group) -> None:
     assert group.turn("g", [11], [], rid="d") == [1, 2, 3, 4, 9, 10, 11]
 
 
+def test_who_interrupts_a_turn_that_replaces_is_let_in_where_that_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_TURNS", 3)
+    group = Group(max_tokens=8)
+    group.open()
+    group.turn("a", [1, 2, 3], [4])
+    group.turn("b", [5], [6, 7, 8], rid="a")
+    (running,) = group.begin("c", replace=True)
+    group.tokenize(running, [9])
+    assert group.turn("a", [10], [], rid="c", replace=True) == [9, 10]
+    assert group.sessions.num_tokens == 2
+
+
 def test_replace_of_everything_begins_again(group: Group) -> None:
     group.begin("c")
     assert group.turn("a", [9], [], replace=True) == [9]

@@ -109,7 +109,7 @@ class SessionsMachine(RuleBasedStateMachine):
             return SessionBusy if after in [told.name for told in self._aside(session)] else SessionNotFound
         elif not replace and any(self.running[name].after == after for name in self._running_in(session)):
             return SessionBusy
-        freed = self._freed(session, after) if replace and after not in self._running_in(session) else []
+        freed = [] if not replace else self.running[after].replaced if after in self._running_in(session) else self._freed(session, after)  # type: ignore[index]
         taken = {told.name for told in [*self.done.values(), *self._aside()] if told.session == session}
         if rid in taken - {told.name for told in freed}:
             return DuplicateRid
