@@ -35,7 +35,7 @@ class Told:
     """Tokens that the session holds for its prompt."""
     output: list[int] = field(default_factory=list)
     replaced: list[Told] = field(default_factory=list)
-    """While it runs: what comes back if it fails."""
+    """While it runs: what comes back if it fails. One list for all members of a request."""
 
     @property
     def held(self) -> int:
@@ -88,7 +88,8 @@ class SessionsMachine(RuleBasedStateMachine):
         return [told.name for told in self.running.values() if told.session == session]
 
     def _aside(self, session: str | None = None) -> list[Told]:
-        return [each for told in self.running.values() if session in (None, told.session) for each in told.replaced]
+        running = [told for told in self.running.values() if session in (None, told.session)]
+        return list({(told.session, each.name): each for told in running for each in told.replaced}.values())
 
     def _held(self, session: str | None = None) -> int:
         return sum(told.held for told in [*self.done.values(), *self._aside()] if session in (None, told.session))
@@ -97,9 +98,10 @@ class SessionsMachine(RuleBasedStateMachine):
         """What a `replace` of all that goes on from `after` replaces."""
         below = self._below(session, after)
         replaced = [told for told in self.done.values() if told.session == session and told.name in below]
-        return replaced + [each for name in self._running_in(session) if name in below for each in self.running[name].replaced]
+        ended = [self.running[name] for name in self._running_in(session) if name in below]
+        return replaced + list({each.name: each for told in ended for each in told.replaced}.values())
 
-    def _refusal(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool) -> type[Exception] | None:
+    def _refusal(self, session: str, rids: list[str], after: str | None, replace: bool, cut: int, drop: bool) -> type[Exception] | None:
         if session not in self.idle_since:
             return SessionNotFound
         if after in self._running_in(session):
@@ -111,7 +113,7 @@ class SessionsMachine(RuleBasedStateMachine):
             return SessionBusy
         freed = [] if not replace else self.running[after].replaced if after in self._running_in(session) else self._freed(session, after)  # type: ignore[index]
         taken = {told.name for told in [*self.done.values(), *self._aside()] if told.session == session}
-        if rid in taken - {told.name for told in freed}:
+        if taken.intersection(rids) - {told.name for told in freed}:
             return DuplicateRid
         if abs(cut) > len(self._base(session, after, drop)) and after is not None:
             return InvalidRequest
@@ -128,9 +130,12 @@ class SessionsMachine(RuleBasedStateMachine):
         told = self.running.pop(name, None)
         if told is not None:
             self.idle_since[told.session] = self.group.now
-            for each in [told] if kept else told.replaced:
-                self.done[told.session, each.name] = each
-            told.replaced = []
+            if kept:
+                self.done[told.session, name] = told
+                told.replaced.clear()
+            elif not any(other.replaced is told.replaced for other in self.running.values()):
+                for each in told.replaced:
+                    self.done[told.session, each.name] = each
 
     # ---- what may happen ----
 
@@ -160,19 +165,23 @@ class SessionsMachine(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.group.now += seconds
 
-    @precondition(lambda self: len(self.live) < len(RIDS))
+    @precondition(lambda self: len(self.live) < len(RIDS) - 1)
     @rule(
         data=st.data(),
         session=st.sampled_from(SESSIONS),
+        members=st.sampled_from([1, 1, 1, 2]),
         replace=st.sampled_from([False, False, False, False, True]),
         cut=st.sampled_from([0, 0, 0, 0, 0, 5, 2, -1, -4, 30]),
         drop=st.sampled_from([False, False, False, True]),
         new=IDS,
     )
-    def begin(self, data: st.DataObject, session: str, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
+    def begin(self, data: st.DataObject, session: str, members: int, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
         known = sorted(told.name for told in [*self._all(session), *self._aside(session)])
         after = data.draw(st.sampled_from([None, RIDS[0], *known, *known, *known]))
-        self._begin(session, self._some_rid(data, session), after, replace, cut, drop, new)
+        first = self._some_rid(data, session)
+        others = [rid for rid in RIDS if rid not in self.live and rid != first]
+        rids = [first] if members == 1 else [first, data.draw(st.sampled_from(others))]
+        self._begin(session, rids, after, replace, cut, drop, new)
 
     @precondition(lambda self: len(self.live) < len(RIDS))
     @rule(data=st.data(), session=st.sampled_from(SESSIONS), turns=st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4))
@@ -181,7 +190,7 @@ class SessionsMachine(RuleBasedStateMachine):
         after = data.draw(st.sampled_from([None, *(name for owner, name in self.done if owner == session)]))
         for new, output in turns:
             rid = self._some_rid(data, session)
-            self._begin(session, rid, after, False, 0, False, new)
+            self._begin(session, [rid], after, False, 0, False, new)
             if rid not in self.live:
                 return
             self._put(rid, output)
@@ -193,22 +202,25 @@ class SessionsMachine(RuleBasedStateMachine):
         unused = [rid for rid in free if (session, rid) not in self.done]
         return data.draw(st.sampled_from([*unused, *unused, *free]))
 
-    def _begin(self, session: str, rid: str, after: str | None, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
+    def _begin(self, session: str, rids: list[str], after: str | None, replace: bool, cut: int, drop: bool, new: list[int]) -> None:
         self._forget_idle()
-        expected = self._refusal(session, rid, after, replace, cut, drop)
+        expected = self._refusal(session, rids, after, replace, cut, drop)
         aborted = len(self.group.aborted)
         place = {"session": session, "rid": after, "replace": replace, "offset": cut, "drop_previous_output": drop}
         if expected is not None:
             with pytest.raises(expected):
-                self.group.begin(rid, **place)
+                self.group.begin(*rids, **place)
             assert len(self.group.aborted) == aborted
             return
-        (journal,) = self.group.begin(rid, **place)
-        self.live[rid] = journal
+        journals = self.group.begin(*rids, **place)
         ended, replaced = self._replace(session, after) if replace else ([], [])
         assert sorted(self.group.aborted[aborted:]) == sorted(ended)
-        self.running[rid] = Told(session, rid, after, new, 0, replaced=replaced)
-        self._tokenize(journal, None if after is None else self.done[session, after], cut, drop)
+        before = None if after is None else self.done[session, after]
+        for journal in journals:
+            self.live[journal.rid] = journal
+            self.running[journal.rid] = Told(session, journal.rid, after, new, 0, replaced=replaced)
+        for journal in journals:
+            self._tokenize(journal, before, cut, drop)
 
     def _replace(self, session: str, after: str | None) -> tuple[list[str], list[Told]]:
         """Who is ended by it, and what it replaces."""
@@ -220,7 +232,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.done = {key: told for key, told in self.done.items() if key[0] != session or key[1] not in below}
         ended = [name for name in self._running_in(session) if name in below]
         for name in ended:
-            self.running[name].replaced = []
+            self.running[name].replaced = []  # they pass on
             self._end(name, kept=False)
         return ended, replaced
 
