@@ -69,14 +69,19 @@ template <class T> void keep(const T &value) { asm volatile("" : : "r"(&value) :
 
 constexpr long kRounds = 20000, kTileRounds = 4000;
 
-// The one timing loop: `rounds` times all of `sums`, each taking one multiply-add of `operations` by `step`. Compiled into its caller, and so for the caller's
-// instruction set.
-template <class Sum, size_t kSums, class Step>
-__attribute__((always_inline)) inline double repeat(long rounds, Sum (&sums)[kSums], double operations, const Step &step) {
-  for (long i = 0; i < rounds; i++)
-    for (Sum &sum : sums) step(sum);
-  keep(sums);
-  return rounds * kSums * operations;
+template <class T> void keep_copy(T value) { keep(value); }
+
+// The one timing loop: `rounds` times all of `kSums` sums, each taking one multiply-add of `operations` by `step`. Compiled into its caller, and so for the caller's
+// instruction set. Each sum is a variable of its own whose address nobody has: those of an array stay in memory, and storing them halves every rate.
+template <int kSums, class Sum, class Step, class... Sums>
+__attribute__((always_inline)) inline double repeat(long rounds, double operations, const Step &step, Sums... sums) {
+  if constexpr (sizeof...(Sums) < kSums) {
+    return repeat<kSums, Sum>(rounds, operations, step, sums..., Sum{});
+  } else {
+    for (long i = 0; i < rounds; i++) (step(sums), ...);
+    (keep_copy(sums), ...);
+    return rounds * kSums * operations;
+  }
 }
 
 // Plain loops, vectorized as the compiler sees fit for the oldest processor of this architecture.
@@ -89,19 +94,18 @@ struct Floats {
 
 double portable_int8(int) {
   alignas(64) static const int8_t a[64] = {1, 2, 3}, b[64] = {3, 2, 1};
-  Ints sums[1] = {};
   keep(a), keep(b);
-  return repeat(kRounds, sums, 64 * 2, [&](Ints &sum) {
+  return repeat<1, Ints>(kRounds, 64 * 2, [&](Ints &sum) {
     for (int j = 0; j < 64; j++) sum.lanes[j] += a[j] * b[j];
     keep(sum);
   });
 }
 
 double portable_fp32(int) {
-  Floats x, y, sums[1] = {};
+  Floats x, y;
   for (int j = 0; j < 64; j++) x.lanes[j] = 1.0f, y.lanes[j] = 0.5f;
   keep(x), keep(y);
-  return repeat(kRounds, sums, 64 * 2, [&](Floats &sum) {
+  return repeat<1, Floats>(kRounds, 64 * 2, [&](Floats &sum) {
     for (int j = 0; j < 64; j++) sum.lanes[j] += x.lanes[j] * y.lanes[j];
     keep(sum);
   });
@@ -116,8 +120,7 @@ double portable_fp32(int) {
 
 FOR("avx2,fma") double avx2_fp32(int) {
   const __m256 x = _mm256_set1_ps(1.0f), y = _mm256_set1_ps(0.5f);
-  __m256 sums[10] = {};
-  return repeat(kRounds, sums, 8 * 2, [&](__m256 &sum) FOR("avx2,fma") {
+  return repeat<10, __m256>(kRounds, 8 * 2, [&](__m256 &sum) FOR("avx2,fma") {
     sum = _mm256_fmadd_ps(x, y, sum);
     HOLD(sum);
   });
@@ -125,8 +128,7 @@ FOR("avx2,fma") double avx2_fp32(int) {
 
 FOR("avx2") double avx2_int8(int) {
   const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
-  __m256i sums[8] = {};
-  return repeat(kRounds, sums, 32 * 2, [&](__m256i &sum) FOR("avx2") {
+  return repeat<8, __m256i>(kRounds, 32 * 2, [&](__m256i &sum) FOR("avx2") {
     __m256i pairs = _mm256_maddubs_epi16(x, x);
     HOLD(pairs);
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
@@ -136,8 +138,7 @@ FOR("avx2") double avx2_int8(int) {
 
 FOR("avx512f") double avx512_fp32(int) {
   const __m512 x = _mm512_set1_ps(1.0f), y = _mm512_set1_ps(0.5f);
-  __m512 sums[12] = {};
-  return repeat(kRounds, sums, 16 * 2, [&](__m512 &sum) FOR("avx512f") {
+  return repeat<12, __m512>(kRounds, 16 * 2, [&](__m512 &sum) FOR("avx512f") {
     sum = _mm512_fmadd_ps(x, y, sum);
     HOLD(sum);
   });
@@ -145,8 +146,7 @@ FOR("avx512f") double avx512_fp32(int) {
 
 FOR("avx512f,avx512vnni") double avx512_int8(int) {
   const __m512i x = _mm512_set1_epi8(1);
-  __m512i sums[12] = {};
-  return repeat(kRounds, sums, 64 * 2, [&](__m512i &sum) FOR("avx512f,avx512vnni") {
+  return repeat<12, __m512i>(kRounds, 64 * 2, [&](__m512i &sum) FOR("avx512f,avx512vnni") {
     sum = _mm512_dpbusd_epi32(sum, x, x);
     HOLD(sum);
   });
@@ -154,8 +154,7 @@ FOR("avx512f,avx512vnni") double avx512_int8(int) {
 
 FOR("avx512f,avx512bf16") double avx512_bf16(int) {
   const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3F80);
-  __m512 sums[12] = {};
-  return repeat(kRounds, sums, 32 * 2, [&](__m512 &sum) FOR("avx512f,avx512bf16") {
+  return repeat<12, __m512>(kRounds, 32 * 2, [&](__m512 &sum) FOR("avx512f,avx512bf16") {
     sum = _mm512_dpbf16_ps(sum, x, x);
     HOLD(sum);
   });
@@ -187,8 +186,7 @@ FOR("amx-tile") void load_tiles() {
 
 FOR("amx-tile,amx-int8") double amx_int8(int) {
   load_tiles();
-  Tiles tiles[1];
-  const double done = repeat(kTileRounds, tiles, 4 * 16 * 16 * 64 * 2, [](Tiles &) FOR("amx-tile,amx-int8") {
+  const double done = repeat<1, Tiles>(kTileRounds, 4 * 16 * 16 * 64 * 2, [](Tiles &) FOR("amx-tile,amx-int8") {
     _tile_dpbusd(0, 4, 6);
     _tile_dpbusd(1, 4, 7);
     _tile_dpbusd(2, 5, 6);
@@ -200,8 +198,7 @@ FOR("amx-tile,amx-int8") double amx_int8(int) {
 
 FOR("amx-tile,amx-bf16") double amx_bf16(int) {
   load_tiles();
-  Tiles tiles[1];
-  const double done = repeat(kTileRounds, tiles, 4 * 16 * 16 * 32 * 2, [](Tiles &) FOR("amx-tile,amx-bf16") {
+  const double done = repeat<1, Tiles>(kTileRounds, 4 * 16 * 16 * 32 * 2, [](Tiles &) FOR("amx-tile,amx-bf16") {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);

@@ -39,7 +39,7 @@ def measure(threads: int | None = None, seconds: float = 0.3) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "ceilings"
             built = subprocess.run(
-                [compiler, "-O3", "-std=c++17", "-pthread", str(SOURCE), "-o", str(program)], capture_output=True, text=True
+                [compiler, "-O3", "-std=c++17", "-Wno-psabi", "-pthread", str(SOURCE), "-o", str(program)], capture_output=True, text=True
             )
             if built.returncode == 0:
                 out = subprocess.run([program, str(threads), str(seconds)], check=True, capture_output=True, text=True)
