@@ -128,38 +128,26 @@ def test_a_retracted_request_goes_to_the_queues_front_and_is_never_told_that_it_
     h.assert_at_baseline()
 
 
-def test_the_one_with_fewest_outputs_is_retracted_first() -> None:
-    h = Harness(max_total_tokens=128, radix_cache=False)
-    h.send("old", prompt_of(0, 16), 100)
+@pytest.mark.parametrize(
+    ("priority_of_old", "retracted", "spared"),
+    [(0, "young", "old"), (-1, "old", "young")],
+    ids=["fewest outputs", "lowest priority, however much it has said"],
+)
+def test_who_is_retracted_first(priority_of_old: int, retracted: str, spared: str) -> None:
+    h = Harness(max_total_tokens=128, radix_cache=False, schedule_policy="priority")
+    prompts = {"old": prompt_of(0, 16), "young": prompt_of(1, 16)}
+    lengths = {"old": 100, "young": 50}
+    h.send("old", prompts["old"], lengths["old"], priority=priority_of_old)
     for _ in range(30):
         h.turn()
     h.scheduler.prefill.ratio.value = NewTokenRatio.FLOOR
-    h.send("young", prompt_of(1, 16), 50)
+    h.send("young", prompts["young"], lengths["young"])
     h.run_until("young", ReqState.RUNNING)
     h.run()
-    old, young = (h.outbox.rows[rid][-1].times for rid in ("old", "young"))
-    assert old is not None
-    assert young is not None
-    assert young.retractions > 0
-    assert old.retractions == 0
-    assert h.output("young") == echo(prompt_of(1, 16), 50)
-
-
-def test_of_several_the_lowest_priority_is_retracted_however_much_it_has_said() -> None:
-    h = Harness(max_total_tokens=128, radix_cache=False, schedule_policy="priority")
-    h.send("low", prompt_of(0, 16), 100, priority=-1)
-    for _ in range(30):
-        h.turn()
-    h.scheduler.prefill.ratio.value = NewTokenRatio.FLOOR
-    h.send("high", prompt_of(1, 16), 50)
-    h.run_until("high", ReqState.RUNNING)
-    h.run()
-    low, high = (h.outbox.rows[rid][-1].times for rid in ("low", "high"))
-    assert low is not None
-    assert high is not None
-    assert low.retractions > 0
-    assert high.retractions == 0
-    assert h.output("low") == echo(prompt_of(0, 16), 100)
+    times = {rid: h.outbox.rows[rid][-1].times for rid in prompts}
+    assert times[retracted].retractions > 0  # type: ignore[union-attr]
+    assert times[spared].retractions == 0  # type: ignore[union-attr]
+    assert h.output(retracted) == echo(prompts[retracted], lengths[retracted])
 
 
 def test_a_request_that_outgrows_the_pool_alone_is_ended_and_others_go_on() -> None:
