@@ -258,16 +258,18 @@ async def test_a_bad_request_behind_a_good_one_takes_nothing_from_it(bad: bytes,
             engine.put(request.rid, "fine", reason=FinishLength(4))
 
         engine.script = slow
-        async with connected(port, POST + BODY + (bad if together else b"")) as connection:
+        waiting = GET + bad  # a good one waits between them
+        async with connected(port, POST + BODY + (waiting if together else b"")) as connection:
             while not engine.received:
                 await asyncio.sleep(0)
             if not together:
-                connection.writer.write(bad)
+                connection.writer.write(waiting)
                 await connection.writer.drain()
                 await asyncio.sleep(0.05)
             go_on.set()
             status, _, body = await connection.response()
             assert (status, json.loads(body)["choices"][0]["text"]) == (200, "fine")
+            assert (await connection.response())[0] == 200
             assert await connection.closed() == b""
         assert not engine.aborted
 

@@ -86,10 +86,7 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return bytes(value)
-        return None
+        return next(iter(self.headers(name)), None)
 
     def headers(self, name: bytes) -> list[bytes]:
         """Every header of that (lower-case) name."""

@@ -159,7 +159,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._between_bytes = 0
         """Bytes of a body's message that were read since its last part: chunk sizes, trailers."""
         self._refused = False
-        """What comes further is not read: the connection closes when the answer in progress is out."""
+        """What comes further is not read: the connection closes when the requests before it are answered."""
         self._answering: RequestResponseCycle | None = None
         """The request that is being answered. uvicorn's `cycle` is the latest one that came, pipelined behind it perhaps."""
 
@@ -284,15 +284,17 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._refuse(431, "the request's headers are too large", "headers_too_large")
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Answer what the app can't see, unless an answer has begun, and close; or close when the answer to a request before it is out."""
+        """Answer what the app can't see, unless an answer has begun, and close; or close when the requests before it are answered."""
         self._clear()
         if self.transport.is_closing() or self._refused:
             return
         before = self._answering
         if before is not None and not before.response_complete and (before is not self.cycle or self._header_bytes is not None):
             self._refused = True
-            self.pipeline.clear()
-            before.keep_alive = False
+            if self.pipeline and self._header_bytes is None:
+                self.pipeline.popleft()  # the refused one itself, whose body was being read
+            last = self.pipeline[0][0] if self.pipeline else before
+            last.keep_alive = False
             return
         if self._unanswered():
             body = msgspec.json.encode(ErrorResponse(ErrorDetail(message, "invalid_request_error", None, code)))

@@ -243,7 +243,6 @@ class Session:
     """Name of a failed turn -> what to go on from instead."""
     tokens: int = 0
     """Held by the nodes, those that are set aside included."""
-    closed: bool = False
 
     def plan(self, params: SessionTurn, rids: Sequence[str]) -> Plan:
         """Turns named `rids` that all go on from one place.

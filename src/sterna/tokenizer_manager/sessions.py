@@ -225,7 +225,6 @@ class Sessions:
         self._count(session, -len(session.nodes) - len(session.aside), -session.tokens)
         session.nodes.clear()
         session.aside.clear()
-        session.closed = True
         del self._sessions[session.id]
         self._deadlines.discard(session.id)
 

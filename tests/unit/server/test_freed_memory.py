@@ -10,6 +10,8 @@ import pytest
 import sterna
 from sterna.server import freed_memory
 from sterna.server.freed_memory import BODY_BYTES, LARGE_BYTES, THRESHOLD_BYTES, FreedMemory
+from unit.server.asgi import post
+from unit.server.engine import running
 
 PROGRAM = """
 import re, sys
@@ -36,6 +38,13 @@ keep, pieces = pieces[-1], None
 trim()
 print(resident_kb() - before)
 """
+
+
+async def test_a_body_counts_though_it_was_not_read_to_its_end() -> None:
+    async with running(max_body_bytes=250_000) as engine:
+        call = await post(engine.app, "/v1/completions", b"x" * 300_000, chunk=100_000)
+        assert call.status == 413
+        assert engine.app._freed._bytes == 200_000
 
 
 def told_by(program: str) -> str:
