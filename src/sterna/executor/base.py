@@ -16,6 +16,7 @@ returned its result; rows that no unread step has may be bound and released at a
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sterna.mem_cache.allocator import Int32Array as Int32Array
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 UInt8Array = NDArray[np.uint8]
@@ -100,6 +102,9 @@ class StepOutput:
     """(R + 1,)"""
     status: UInt8Array
     """(R,)"""
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+    """One per token of `token_ids`; None for those of a row that was bound without `return_logprob`, and in place of all where no row was
+    bound with it."""
 
 
 class StepHandle(Protocol):

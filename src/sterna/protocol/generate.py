@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from sterna.protocol.finish import ABORTED, FinishAbort, FinishReason
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 
@@ -169,6 +170,8 @@ class TokenIDRow(msgspec.Struct, frozen=True, array_like=True):
     finished_reason: FinishReason | None = None
     opening: DecodeOpening | None = None
     times: SchedulerTimes | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token of `output_ids`; None where the request asked for none."""
 
 
 class BatchTokenIDOutput(msgspec.Struct, frozen=True, kw_only=True, tag="token_ids"):
@@ -190,6 +193,8 @@ class StrRow(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     times: SchedulerTimes | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token of `output_ids`; None where the request asked for none."""
 
 
 class BatchStrOutput(msgspec.Struct, frozen=True, kw_only=True, tag="strs"):

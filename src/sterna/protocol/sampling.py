@@ -43,10 +43,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     """The matched stop string or token stays in the text."""
+    return_logprob: bool = False
+    """Each output token comes with its `TokenLogprobs`."""
+    top_logprobs_num: int = 0
+    """>= 0; how many of the likeliest tokens those tell of. 0 unless `return_logprob`."""
+    token_ids_logprob: tuple[int, ...] = ()
+    """Tokens of the vocabulary that those tell of at every place. Empty unless `return_logprob`."""
 
 
 def describe(params: SamplingParams, prompt_tokens: int, output_tokens: int) -> str:
     """A request for the log: sizes and parameters. Stop strings and bias are counted, since they are text of the client's too."""
     given = {name: getattr(params, name) for name in params.__struct_fields__}
-    given |= {name: len(given[name]) for name in ("stop", "stop_token_ids", "logit_bias")}
+    given |= {name: len(given[name]) for name in ("stop", "stop_token_ids", "logit_bias", "token_ids_logprob")}
     return f"prompt_tokens={prompt_tokens} output_tokens={output_tokens} " + " ".join(f"{name}={value}" for name, value in given.items())
