@@ -215,7 +215,7 @@ class DetokenizerManager:
             out = decoding.conclude(text + decoding.status.finish(), reason)
             del self._decodings[row.rid]
         outputs[opening.reply_to].append(
-            StrRow(row.rid, row.start, row.output_ids, out, reason, opening.prompt_tokens, opening.cached_tokens, row.times)
+            StrRow(row.rid, row.start, row.output_ids, out, reason, opening.prompt_tokens, opening.cached_tokens, row.times, row.logprobs)
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -10,13 +13,31 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     Each is the log softmax of the model's own logits, before penalties, bias, grammar, temperature and filters; finite: where a probability
     is 0 it is the lowest float32.
+    Lists are packed, as int32 or float32 of this machine: a journal may hold thousands of these, and each crosses two sockets.
     """
 
     chosen: float
     """Of the token itself."""
-    top_ids: list[int] = []
-    """The `top_logprobs_num` likeliest tokens, likeliest first, the lowest id first among equals; fewer where no others are possible."""
-    top: list[float] = []
-    """Of each of `top_ids`."""
-    of_ids: list[float] = []
-    """Of each of `SamplingParams.token_ids_logprob`."""
+    packed_top_ids: bytes = b""
+    packed_top: bytes = b""
+    packed_of_ids: bytes = b""
+
+    @staticmethod
+    def pack(chosen: float, top_ids: Iterable[int] = (), top: Iterable[float] = (), of_ids: Iterable[float] = ()) -> TokenLogprobs:
+        """From what the properties of these names return."""
+        return TokenLogprobs(chosen, array("i", top_ids).tobytes(), array("f", top).tobytes(), array("f", of_ids).tobytes())
+
+    @property
+    def top_ids(self) -> list[int]:
+        """The `top_logprobs_num` likeliest tokens, likeliest first, among equals the lowest id first; fewer where no others can come."""
+        return array("i", self.packed_top_ids).tolist()
+
+    @property
+    def top(self) -> list[float]:
+        """Of each of `top_ids`."""
+        return array("f", self.packed_top).tolist()
+
+    @property
+    def of_ids(self) -> list[float]:
+        """Of each of `SamplingParams.token_ids_logprob`."""
+        return array("f", self.packed_of_ids).tolist()

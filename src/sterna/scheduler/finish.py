@@ -38,5 +38,5 @@ def _end_token(req: Req, token: int, eos_token_ids: frozenset[int]) -> FinishMat
 
 
 def needs_every_token(req: Req) -> bool:
-    """Whether `check_finished` must see each token, not only the model's end tokens and the last one."""
-    return req.text_stops is not None or bool(req.token_stops)
+    """Whether each token must be looked at, not only the model's end tokens and the last one: for its stops, or for its logprobs."""
+    return req.text_stops is not None or bool(req.token_stops) or req.sampling_params.return_logprob

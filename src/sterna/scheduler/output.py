@@ -40,6 +40,8 @@ def mark_sent(reqs: Iterable[Req]) -> None:
     """All that `reqs` had to send has left."""
     for req in reqs:
         req.num_sent = len(req.output_ids)
+        if req.unsent_logprobs:
+            req.unsent_logprobs = []
         req.opened = True
 
 
@@ -64,9 +66,10 @@ def live_req(req: Req) -> LiveReq:
 def _row(req: Req) -> TokenIDRow:
     start = req.num_sent
     ids = req.output_ids[start:]
+    logprobs = req.unsent_logprobs if req.sampling_params.return_logprob else None
     if req.opened and req.finished_reason is None:
-        return TokenIDRow(req.rid, start, ids)
-    return TokenIDRow(req.rid, start, ids, req.finished_reason, None if req.opened else _opening(req), req.times())
+        return TokenIDRow(req.rid, start, ids, logprobs=logprobs)
+    return TokenIDRow(req.rid, start, ids, req.finished_reason, None if req.opened else _opening(req), req.times(), logprobs)
 
 
 def _bare_opening(params: SamplingParams, reply_to: str, prompt_tokens: int) -> DecodeOpening:

@@ -16,6 +16,7 @@ import numpy as np
 from sterna.mem_cache.allocator import Int32Array, Int64Array
 from sterna.protocol.finish import FinishReason
 from sterna.protocol.generate import MAX_MARKS, CacheNamespace, SchedulerMark, SchedulerTimes
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams, describe
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Req:
     # What was said of it.
     num_sent: int = 0
     """Outputs that have left, those it came with included."""
+    unsent_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the outputs that haven't left, where it asked for them."""
     opened: bool = False
     cached_tokens: int = 0
     """Of the prompt, at its first admission."""

@@ -7,7 +7,9 @@ by one. What a step gives to somebody who ended while it was in flight counts no
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from sterna.executor.base import STATUS_OK, StepOutput
 from sterna.mem_cache.allocator import Int32Array
 from sterna.protocol.finish import FAULT, FinishReason
 from sterna.protocol.generate import SchedulerMark
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.scheduler.batch import PrefillChunk, ScheduleBatch
 from sterna.scheduler.decode import Decodes, RunningBatch
 from sterna.scheduler.finish import INVALID_LOGITS, check_finished
@@ -52,6 +55,20 @@ class RowTokens:
     """(rows,): -1 where a row has none."""
     ok: NDArray[np.bool_]
     """(rows,): `STATUS_OK`."""
+    logprobs: Sequence[TokenLogprobs | None]
+    """(rows,), or () where no row asked for them."""
+
+    def logprobs_of(self, row: int) -> TokenLogprobs | None:
+        return self.logprobs[row] if self.logprobs else None
+
+
+class Sampled(NamedTuple):
+    """What one row of a step gave."""
+
+    token: int
+    ok: bool
+    """Whether it is one."""
+    logprobs: TokenLogprobs | None
 
 
 class ResultTaker:
@@ -69,30 +86,31 @@ class ResultTaker:
         result = StepResult()
         n = len(batch.decodes)
         if n:
-            self._take_decodes(batch.decodes, running, tokens[:n], _alive(batch.decodes, valid[:n], in_flight), result, now)
+            self._take_decodes(batch.decodes, running, made, _alive(batch.decodes, valid[:n], in_flight), result, now)
             if self._ledger.pools.windows:
                 self._free_behind(batch.decodes)
-        for chunk, token, ok in zip(batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
+        for row, chunk, token, ok in zip(range(n, len(tokens)), batch.chunks, tokens[n:].tolist(), valid[n:].tolist(), strict=True):
             if chunk.req.state is ReqState.FINISHED:
                 continue
             try:
-                self._take_chunk(chunk, token, ok, in_flight, result, now)
+                self._take_chunk(chunk, Sampled(token, ok, made.logprobs_of(row)), in_flight, result, now)
             except Exception:
                 log.exception("%s: its result could not be handled", chunk.req.rid)
                 result.finished.append((chunk.req, FAULT))
         return result
 
     def _take_decodes(
-        self, decodes: Decodes, running: RunningBatch, tokens: Int32Array, valid: NDArray[np.bool_], result: StepResult, now: float
+        self, decodes: Decodes, running: RunningBatch, made: RowTokens, valid: NDArray[np.bool_], result: StepResult, now: float
     ) -> None:
+        tokens = made.tokens[: len(decodes)]
         valid = valid & (tokens >= 0)
         running.last_token[decodes.rows] = tokens
         look = ~valid | decodes.look
         look |= self._is_eos[np.where(valid, tokens, 0)]
         due = result.due
-        for req, token, look_at, ok in zip(decodes.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
+        for row, (req, token, look_at, ok) in enumerate(zip(decodes.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=True)):
             if look_at:
-                self._look(req, token, ok, result, now)
+                self._look(req, Sampled(token, ok, made.logprobs_of(row)), result, now)
                 continue
             output_ids = req.output_ids
             output_ids.append(token)
@@ -109,12 +127,12 @@ class ResultTaker:
         if alive:
             self._ledger.free_behind([decodes.reqs[i] for i in alive], lengths[alive].tolist())
 
-    def _look(self, req: Req, token: int, ok: bool, result: StepResult, now: float) -> None:
+    def _look(self, req: Req, sampled: Sampled, result: StepResult, now: float) -> None:
         """A row that may end here, or has ended before; a fault in its handling ends it and nobody else."""
         if req.state is ReqState.FINISHED:
             return
         try:
-            reason = self._take_token(req, token, ok, now)
+            reason = self._take_token(req, sampled, now)
         except Exception:
             log.exception("%s: its token could not be handled", req.rid)
             reason = FAULT
@@ -123,18 +141,22 @@ class ResultTaker:
         elif len(req.output_ids) - req.num_sent >= req.output_interval:
             result.due.append(req)
 
-    def _take_token(self, req: Req, token: int, ok: bool, now: float) -> FinishReason | None:
-        if not ok:
+    def _take_token(self, req: Req, sampled: Sampled, now: float) -> FinishReason | None:
+        if not sampled.ok:
             return INVALID_LOGITS
-        req.output_ids.append(token)
+        if req.sampling_params.return_logprob:
+            if sampled.logprobs is None:
+                raise ValueError("the executor gave no logprobs")
+            req.unsent_logprobs.append(sampled.logprobs)
+        req.output_ids.append(sampled.token)
         req.last_token_time = now
         if req.first_token_time is None:
             req.first_token_time = now
         return check_finished(req, self._eos_token_ids)
 
-    def _take_chunk(self, chunk: PrefillChunk, token: int, ok: bool, in_flight: InFlight, result: StepResult, now: float) -> None:
+    def _take_chunk(self, chunk: PrefillChunk, sampled: Sampled, in_flight: InFlight, result: StepResult, now: float) -> None:
         req = chunk.req
-        if not ok or (chunk.is_last and token < 0):
+        if not sampled.ok or (chunk.is_last and sampled.token < 0):
             # What it computed isn't to be trusted: `kv_len` stays, so that none of it reaches the cache.
             result.finished.append((req, INVALID_LOGITS))
             return
@@ -147,7 +169,7 @@ class ResultTaker:
         if not is_last:
             return
         result.num_tokens += 1
-        reason = self._take_token(req, token, ok, now)
+        reason = self._take_token(req, sampled, now)
         if reason is not None:
             result.finished.append((req, reason))
             return
@@ -170,11 +192,17 @@ def tokens_by_row(output: StepOutput, num_rows: int) -> RowTokens:
     if len(splits) != num_rows + 1 or len(output.status) != num_rows:
         raise ValueError(f"a step of {num_rows} rows gave {len(splits) - 1}")
     ok = output.status == STATUS_OK
+    logprobs = output.logprobs or ()
+    if logprobs and len(logprobs) != len(output.token_ids):
+        raise ValueError(f"a step gave {len(output.token_ids)} tokens and logprobs of {len(logprobs)}")
     if len(output.token_ids) == num_rows and splits[-1] == num_rows:
-        return RowTokens(output.token_ids, ok)
+        return RowTokens(output.token_ids, ok, logprobs)
     counts = np.diff(splits)
     if counts.max(initial=0) > 1:
         raise ValueError("a row gave more tokens than it was asked for")
     tokens = np.full(num_rows, -1, dtype=np.int32)
     tokens[counts == 1] = output.token_ids
-    return RowTokens(tokens, ok)
+    if logprobs:
+        each = iter(logprobs)
+        logprobs = [next(each) if count else None for count in counts.tolist()]
+    return RowTokens(tokens, ok, logprobs)

@@ -25,6 +25,7 @@ from sterna.server.route import Route, compile_path
 from sterna.server.routes import ROUTES
 from sterna.server.sampling import SamplingResolver
 from sterna.server.threads import Threads
+from sterna.text.token_names import TokenNames
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def create_app(manager: TokenizerManager, args: ServerArgs) -> App:
         manager=manager,
         args=args,
         sampling=SamplingResolver(manager.model.vocab_size, manager.model.generation, args.sampling_defaults),
+        token_names=TokenNames(manager.tokenizer),
         generations=Generations(manager),
         metrics=metrics,
         threads=Threads.create(args),

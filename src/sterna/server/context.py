@@ -11,6 +11,7 @@ from sterna.server.generation import Generations
 from sterna.server.metrics import Metrics
 from sterna.server.sampling import SamplingResolver
 from sterna.server.threads import Threads
+from sterna.text.token_names import TokenNames
 from sterna.tokenizer_manager.manager import TokenizerManager
 
 
@@ -19,6 +20,7 @@ class AppContext:
     manager: TokenizerManager
     args: ServerArgs
     sampling: SamplingResolver
+    token_names: TokenNames
     generations: Generations
     metrics: Metrics
     threads: Threads

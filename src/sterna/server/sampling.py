@@ -11,6 +11,7 @@ from msgspec import Meta
 from sterna.config.model_config import GenerationDefaults
 from sterna.errors import InvalidRequest
 from sterna.protocol.sampling import SamplingParams
+from sterna.server.logprobs import LogprobWish
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -73,8 +74,11 @@ class SamplingResolver:
         if self._defaults.get("top_k") == 0:
             self._defaults["top_k"] = -1
 
-    def resolve(self, fields: SamplingFields, lengths: Lengths, *, prefix: str = "") -> SamplingParams:
-        """Validated and normalised; a seed is drawn where there is none. Raises InvalidRequest, its `param` below `prefix`."""
+    def resolve(self, fields: SamplingFields, lengths: Lengths, *, logprobs: LogprobWish | None = None, prefix: str = "") -> SamplingParams:
+        """Validated and normalised; a seed is drawn where there is none. Raises InvalidRequest, its `param` below `prefix`.
+
+        `logprobs` has been validated by its surface.
+        """
         given: dict[str, Any] = dict(self._defaults)
         for name in _SAME_NAME:
             value = getattr(fields, name)
@@ -86,6 +90,8 @@ class SamplingResolver:
             given["logit_bias"] = self._logit_bias(fields.logit_bias, prefix)
         if fields.stop_token_ids:
             given["stop_token_ids"] = self._stop_token_ids(fields.stop_token_ids, prefix)
+        if logprobs is not None:
+            given |= {"return_logprob": True, "top_logprobs_num": logprobs.top, "token_ids_logprob": logprobs.token_ids}
         return SamplingParams(
             max_new_tokens=lengths.max_new_tokens,
             min_new_tokens=lengths.min_new_tokens,

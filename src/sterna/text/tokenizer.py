@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from sterna.errors import InvalidRequest, ModelError
-from sterna.text.token_text import TokenTable, build_table
+from sterna.text.token_text import TokenTable, WindowTable, build_table
 
 
 class Tokenizer:
@@ -100,15 +100,37 @@ class Tokenizer:
         """What each token adds to the text; made when first asked for, then kept. Raises ModelError for an unsupported decoder."""
         table = self._tables.get(skip_special_tokens)
         if table is None:
-            decoder = self._inner.decoder
-            steps = _flatten(None if decoder is None else json.loads(decoder.__getstate__()))
             tokens = {
                 token_id: token
                 for token_id in range(self.vocab_size)
                 if not (skip_special_tokens and self.is_special(token_id)) and (token := self.id_to_token(token_id)) is not None
             }
-            table = self._tables[skip_special_tokens] = build_table(steps, tokens)
+            table = self._tables[skip_special_tokens] = build_table(self._decoder_steps(), tokens)
         return table
+
+    def piece(self, token_id: int) -> bytes:
+        """What the token adds to a text that has begun: UTF-8, or a part of a character. An id beyond the vocabulary adds nothing.
+
+        It needs no table. Where a token's text depends on its left neighbour (`WindowTable`) it is what the token is alone.
+        """
+        token = self.id_to_token(token_id)
+        if token is None:
+            return b""
+        table = build_table(self._decoder_steps(), {token_id: token})
+        if isinstance(table, WindowTable):
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        piece = table.pieces[token_id]
+        match piece:
+            case int():
+                return bytes((piece,))
+            case str():
+                return piece.encode()
+            case _:
+                return piece
+
+    def _decoder_steps(self) -> list[dict[str, Any]]:
+        decoder = self._inner.decoder
+        return _flatten(None if decoder is None else json.loads(decoder.__getstate__()))
 
 
 def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

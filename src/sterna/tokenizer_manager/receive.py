@@ -15,7 +15,7 @@ ITL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075
 
 
 class JournalGap(Exception):
-    """A row begins after the journal's end: output was lost between the processes."""
+    """A row begins after the journal's end, or lacks logprobs: output was lost between the processes."""
 
 
 @dataclass(slots=True)
@@ -53,6 +53,11 @@ def fold(state: ReqState, row: StrRow, epoch: int, detokenized_time: float, now:
         if row.finished_reason is None:
             return False
     elif row.output_ids:
+        if state.wants_logprobs:
+            logprobs = row.logprobs or []
+            if len(logprobs) != len(row.output_ids):
+                raise JournalGap(f"{row.rid}: {len(row.output_ids)} tokens with {len(logprobs)} logprobs")
+            state.logprobs += logprobs
         state.output_ids += row.output_ids
         if state.last_row_time is not None:
             itl.observe(now - state.last_row_time, len(row.output_ids))

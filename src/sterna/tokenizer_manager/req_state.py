@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import SchedulerTimes, TokenizedGenerateReqInput
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.tokenizer_manager.admission import Admission
 from sterna.tokenizer_manager.session import Turn
 
@@ -112,6 +113,8 @@ class ReqState:
     awaits_terminal: bool = False
     """The scheduler still owes its terminal row. Until it comes the rid stays taken, even where the journal has ended without it."""
     output_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token of `output_ids`, where the request asked for them."""
     text_chunks: list[str] = field(default_factory=list)
     """One per accepted row, in order; many are empty."""
     prompt_tokens: int = 0
@@ -131,6 +134,10 @@ class ReqState:
     def finished(self) -> bool:
         return self.finished_reason is not None
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.tokenized is not None and self.tokenized.sampling_params.return_logprob
+
     def text(self) -> str:
         """The whole output text so far. Joined on demand: accumulating it would copy it at every token."""
         return "".join(self.text_chunks)
@@ -144,6 +151,8 @@ class OutputDelta:
     output_ids: list[int]
     finished_reason: FinishReason | None
     """Set on the last delta only."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token of `output_ids`, where the request asked for them."""
 
 
 class JournalReader:
@@ -194,9 +203,10 @@ class JournalReader:
         chunks = state.text_chunks
         text = chunks[self._chunk] if len(chunks) == self._chunk + 1 else "".join(chunks[self._chunk :])
         ids = state.output_ids[self._token :]
+        logprobs = state.logprobs[self._token :]
         self._chunk = len(chunks)
         self._token = self.completion_tokens = len(state.output_ids)
-        return OutputDelta(text, ids, state.finished_reason)
+        return OutputDelta(text, ids, state.finished_reason, logprobs)
 
     def mark_first_byte(self) -> None:
         """The first byte that carries output has been handed to the socket."""

@@ -21,6 +21,8 @@ from sterna.protocol.generate import (
     StrRow,
     TokenizedGenerateReqInput,
 )
+from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.sampling import SamplingParams
 from sterna.server.app import App, create_app
 from sterna.text.tokenizer import Tokenizer
 from sterna.tokenizer_manager.manager import TokenizerManager
@@ -97,15 +99,38 @@ class Engine:
         self._positions[request.rid] = 0
         self._tasks[request.rid] = asyncio.get_running_loop().create_task(self.script(self, request))
 
-    def put(self, rid: str, text: str, *, reason: FinishReason | None = None, ids: int | None = None, cached: int = 2) -> None:
-        """One row: `text` in as many tokens as it has bytes, or `ids`."""
+    def put(
+        self,
+        rid: str,
+        text: str,
+        *,
+        reason: FinishReason | None = None,
+        ids: int | list[int] | None = None,
+        cached: int = 2,
+        with_logprobs: bool = True,
+    ) -> None:
+        """One row: `text` in as many tokens as it has bytes, or in `ids` (or so many); with logprobs where the request asks for them."""
         start = self._positions.get(rid, 0)
-        output_ids = list(text.encode()) if ids is None else list(range(ids))
+        output_ids = list(text.encode()) if ids is None else list(range(ids)) if isinstance(ids, int) else ids
         self._positions[rid] = start + len(output_ids)
-        prompt = next(len(request.input_ids) for request in self.received if request.rid == rid)
+        request = next(request for request in self.received if request.rid == rid)
+        params = request.sampling_params
+        logprobs = [logprobs_at(start + i, token, params) for i, token in enumerate(output_ids)]
+        shown = logprobs if params.return_logprob and with_logprobs else None
         times = SchedulerTimes(0.0, 1.0, 2.0, 3.0) if reason is not None else None
-        row = StrRow(rid, start, output_ids, text, reason, prompt, cached, times)
+        row = StrRow(rid, start, output_ids, text, reason, len(request.input_ids), cached, times, shown)
         self.inbox.put(BatchStrOutput(epoch=1, detokenized_time=4.0, rows=[row]))
+
+
+def logprobs_at(index: int, token: int, params: SamplingParams) -> TokenLogprobs:
+    """What this engine says of output token `index`: no two places have the same. Powers of two survive float32."""
+    top = range(params.top_logprobs_num)
+    return TokenLogprobs.pack(
+        -(index + 1) / 8,
+        [token - i for i in top],
+        [-(index + 1) / 8 - i for i in top],
+        [-(index + 1) / 8 - i / 2 for i in params.token_ids_logprob],
+    )
 
 
 def answer(*texts: str, reason: FinishReason | None = None) -> Callable[[Engine, TokenizedGenerateReqInput], Awaitable[None]]:

@@ -59,7 +59,7 @@ def test_completion(texts: list[str], options: StreamOptions) -> None:
 @pytest.mark.parametrize("incremental", [False, True])
 @given(texts=st.lists(UNICODE, min_size=1, max_size=8))
 def test_generate(incremental: bool, texts: list[str]) -> None:
-    found = events(GenerateChunks(1, is_list=False, incremental=incremental), texts)
+    found = events(GenerateChunks([None], is_list=False, incremental=incremental), texts)
     if incremental:
         assert "".join(event["text"] for event in found) == "".join(texts)
     else:

@@ -154,7 +154,7 @@ async def test_sampling_params_may_be_one_object_or_one_per_prompt() -> None:
         ({"text": ["a", "b"], "rid": ["x"]}, "rid"),
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
         ({"text": "a", "rid": "white space"}, "rid"),
-        ({"text": "a", "return_logprob": True}, "return_logprob"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "a", "image_data": "x"}, "image_data"),
         ({"text": "a", "session_params": {}}, "session_params.id"),
     ],
@@ -183,6 +183,6 @@ def test_the_latency_is_that_of_the_whole_request_where_the_scheduler_has_not_en
     now = time.monotonic()
     times = RequestTimes(now - 60, last_token=now - 59, detokenized=now - 58 if terminal_row else None)
     state = ReqState("r", times, 1, Accounts(ServerArgs()).admit(ANY_TERMS)[0], finished_reason=ABORTED)
-    latency = to_meta_info(JournalReader(state, lambda *_: None), ABORTED).e2e_latency
+    latency = to_meta_info(JournalReader(state, lambda *_: None), ABORTED, None).e2e_latency
     assert latency is not None
     assert seconds <= latency < seconds + 30

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
 from sterna.server.fields import member_rid, to_rid, to_session
+from sterna.server.logprobs import LogprobWish
 from sterna.server.native.generate.protocol import GenerateRequest
 from sterna.server.sampling import Lengths, SamplingResolver
 
@@ -26,8 +29,15 @@ def to_rids(request: GenerateRequest) -> tuple[str, list[str]]:
     return rid, [rid] if count == 1 else [member_rid(rid, index) for index in range(count)]
 
 
-def to_generate(request: GenerateRequest, *, rids: list[str], received_time: float, sampling: SamplingResolver) -> list[GenerateReqInput]:
-    """Raises InvalidRequest."""
+def to_generate(
+    request: GenerateRequest,
+    *,
+    rids: list[str],
+    received_time: float,
+    sampling: SamplingResolver,
+    wishes: Sequence[LogprobWish | None],
+) -> list[GenerateReqInput]:
+    """`wishes` for logprobs, one per prompt. Raises InvalidRequest."""
     result = []
     for index, (prompt, fields) in enumerate(zip(request.prompts, request.sampling_params, strict=True)):
         prefix = f"sampling_params[{index}]." if isinstance(request.body.sampling_params, list) else "sampling_params."
@@ -37,7 +47,7 @@ def to_generate(request: GenerateRequest, *, rids: list[str], received_time: flo
                 rid=rids[index],
                 text=prompt if isinstance(prompt, str) else None,
                 input_ids=None if isinstance(prompt, str) else prompt,
-                sampling_params=sampling.resolve(fields, lengths, prefix=prefix),
+                sampling_params=sampling.resolve(fields, lengths, logprobs=wishes[index], prefix=prefix),
                 default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
                 stream=bool(request.body.stream),
                 priority=request.body.priority or 0,

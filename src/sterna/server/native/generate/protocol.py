@@ -41,6 +41,14 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: CacheSalt | None = None
     session_params: SessionParams | None = None
     """All prompts of a list go on from the same place."""
+    return_logprob: bool | list[bool] | None = None
+    """Whether each output token comes with its log-probability (in `meta_info`); a list says it of each prompt, as in the fields below."""
+    top_logprobs_num: Count | list[Count] | None = None
+    """How many of the likeliest tokens' come with it, at most 20."""
+    token_ids_logprob: list[int | list[int]] | None = None
+    """Tokens, at most 128, whose log-probabilities come with it."""
+    return_text_in_logprobs: bool | None = None
+    """Whether the rows hold the tokens' texts."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,11 +70,7 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "video_data": ([],),
     "audio_data": ([],),
     "modalities": ([],),
-    "return_logprob": (False,),
     "logprob_start_len": (-1,),
-    "top_logprobs_num": (0,),
-    "token_ids_logprob": (),
-    "return_text_in_logprobs": (False,),
     "return_bytes": (False,),
     "return_entropy": (False,),
     "background": (False,),
@@ -140,6 +144,10 @@ def _one_sampling(raw: msgspec.Raw, prefix: str, unknown: UnknownFields) -> Gene
     return params
 
 
+LogprobRow = tuple[float, int, str | None]
+"""Log-probability, token id, and its text where `return_text_in_logprobs` asks; bytes that are no UTF-8 by themselves are escaped."""
+
+
 class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     finish_reason: dict[str, str | int] | None
@@ -149,6 +157,14 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     e2e_latency: float | None = None
     """Seconds from the request's arrival to its last token."""
+    # What `return_logprob` adds: lists with one entry per output token.
+    input_token_logprobs: list[LogprobRow] | msgspec.UnsetType = msgspec.UNSET
+    """Empty: of prompts there are none."""
+    output_token_logprobs: list[LogprobRow] | msgspec.UnsetType = msgspec.UNSET
+    output_top_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
+    """With `top_logprobs_num`: the likeliest tokens, likeliest first."""
+    output_token_ids_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
+    """With `token_ids_logprob`: those tokens, in its order."""
 
 
 class GenerateOutput(msgspec.Struct, frozen=True, kw_only=True):

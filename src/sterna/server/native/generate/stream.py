@@ -5,8 +5,11 @@ By default each event holds the whole text so far, as SGLang's do: its size grow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from sterna.server.native.generate.logprobs import LogprobRows
 from sterna.server.native.generate.protocol import GenerateOutput
 from sterna.server.native.generate.response import to_meta_info
 from sterna.server.sse import DONE, event
@@ -16,15 +19,22 @@ from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
 class GenerateChunks:
     """The events of one stream; those of a list say their `index`."""
 
-    __slots__ = ("_ids", "_is_list", "_texts")
+    __slots__ = ("_ids", "_is_list", "_rows", "_texts")
 
-    def __init__(self, count: int, *, is_list: bool, incremental: bool) -> None:
+    def __init__(self, rows: Sequence[LogprobRows | None], *, is_list: bool, incremental: bool) -> None:
+        """`rows`, one per prompt: how its logprobs are shown, where they are asked for."""
+        count = len(rows)
+        self._rows = rows
         self._is_list = is_list
         self._texts: list[list[str]] | None = None if incremental else [[] for _ in range(count)]
         self._ids: list[list[int]] = [[] for _ in range(count)]
 
     def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
-        text, ids = delta.text, delta.output_ids
+        text, ids, rows = delta.text, delta.output_ids, self._rows[index]
+        if rows is not None:
+            if self._texts is None:
+                rows.clear()
+            rows.take(ids, delta.logprobs)
         if self._texts is not None:
             self._texts[index].append(text)
             text = "".join(self._texts[index])
@@ -34,7 +44,7 @@ class GenerateChunks:
         output = GenerateOutput(
             text=text,
             output_ids=ids,
-            meta_info=to_meta_info(reader, delta.finished_reason),
+            meta_info=to_meta_info(reader, delta.finished_reason, rows),
             index=index if self._is_list else None,
         )
         return event(msgspec.json.encode(output))

@@ -9,6 +9,7 @@ from typing import Any
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
 from sterna.server.fields import to_session
+from sterna.server.logprobs import LogprobWish
 from sterna.server.openai.chat.protocol import ChatCompletionRequest
 from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver
@@ -31,7 +32,8 @@ def to_generate(
     if template is None:
         raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages", code="no_chat_template")
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
-    params = sampling.resolve(body, lengths(body, max_tokens))
+    logprobs = LogprobWish(body.top_logprobs or 0) if body.logprobs else None
+    params = sampling.resolve(body, lengths(body, max_tokens), logprobs=logprobs)
     continued = bool(body.continue_final_message)
     session = to_session(body.session_params, chat=True)
     messages = [_to_template(message) for message in request.messages]

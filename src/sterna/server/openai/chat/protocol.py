@@ -10,6 +10,7 @@ import msgspec
 from sterna.errors import InvalidRequest, UnsupportedField
 from sterna.server.body import BodyDecoder, UnknownFields, parse
 from sterna.server.fields import SGLANG_UNBUILT
+from sterna.server.logprobs import TopLogprobs
 from sterna.server.openai.fields import OPENAI_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
 from sterna.server.sampling import PositiveCount
 
@@ -45,6 +46,10 @@ class ChatCompletionBody(OpenAIFields, kw_only=True):
     """Go on writing the last message instead of opening a turn."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the model's template."""
+    logprobs: bool | None = None
+    """Whether each output token comes with its log-probability."""
+    top_logprobs: TopLogprobs | None = None
+    """How many of the likeliest tokens' come with it; more than 0 needs `logprobs`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,7 +68,6 @@ UNBUILT = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),  # without tools neither changes anything
     "prediction": (),
@@ -72,7 +76,6 @@ UNBUILT = {
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
     "chat_template": (),
@@ -106,6 +109,8 @@ def decode(body: bytes, unknown: UnknownFields) -> ChatCompletionRequest:
         raise InvalidRequest("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest("add_generation_prompt: a continued message opens no turn; send one of the two", param="add_generation_prompt")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: only with `logprobs: true`", param="top_logprobs")
     return ChatCompletionRequest(request, parse(_messages, fields["messages"], prefix="messages"))
 
 
@@ -133,10 +138,33 @@ class ChatResponseMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    """One output token."""
+
+    token: str
+    """Its text; bytes that are no UTF-8 by themselves are escaped."""
+    logprob: float
+    bytes: tuple[int, ...]
+    """Joined they are the content, stop strings included."""
+    top_logprobs: list[TopLogprob]
+    """The likeliest tokens in its place, likeliest first."""
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: ChatResponseMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str
     matched_stop: str | int | None
     """The stop string or end token that ended the output."""

@@ -9,6 +9,7 @@ from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
 from sterna.server.fields import check_model, to_rid
 from sterna.server.generation import write_stream
+from sterna.server.logprobs import Spelling
 from sterna.server.openai.chat.convert import to_generate
 from sterna.server.openai.chat.protocol import decode
 from sterna.server.openai.chat.response import to_response
@@ -39,10 +40,11 @@ async def chat_completions(exchange: Exchange, context: AppContext) -> None:
     params = PARAMS if body.max_completion_tokens is None else COMPLETION_PARAMS
     user = body.user or body.safety_identifier
     threads = context.threads.rendering
+    spelling = Spelling(context.token_names, body.skip_special_tokens) if body.logprobs else None
     async with context.generations.run(exchange, rid, 1, convert, terms=terms, user=user, params=params, threads=threads) as outputs:
         if body.stream:
-            await write_stream(exchange, outputs, ChatChunks(rid, created, model, options), context.args)
+            await write_stream(exchange, outputs, ChatChunks(rid, created, model, options, spelling), context.args)
         else:
-            response = to_response(rid, created, model, await outputs.all())
+            response = to_response(rid, created, model, await outputs.all(), spelling)
             outputs.mark_first_byte()
             await exchange.respond_json(response)

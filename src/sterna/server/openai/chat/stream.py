@@ -2,6 +2,7 @@
 
 Role chunk with empty content → content chunks → one finish chunk → usage chunk without choices (where asked for) → `[DONE]`.
 A chunk's constant parts are encoded once per stream; what is left per delta is one JSON string and one join.
+With logprobs there is a content chunk for every token, also for one whose text is held back or is none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from sterna.protocol.finish import openai_name
+from sterna.server.logprobs import Spelling
+from sterna.server.openai.chat.response import to_logprobs
 from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
@@ -19,9 +22,10 @@ _encode = msgspec.json.encode
 class ChatChunks:
     """The chunks of one stream of one choice."""
 
-    __slots__ = ("_close", "_content", "_continuous", "_head", "_include_usage", "_opened")
+    __slots__ = ("_close", "_content", "_continuous", "_head", "_include_usage", "_opened", "_spelling")
 
-    def __init__(self, rid: str, created: int, model: str, options: StreamOptions) -> None:
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, spelling: Spelling | None = None) -> None:
+        """Chunks have logprobs where there is a `spelling` for their tokens."""
         self._include_usage = bool(options.include_usage)
         self._continuous = bool(options.continuous_usage_stats)
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
@@ -31,6 +35,7 @@ class ChatChunks:
         )
         self._content = self._head + b'{"index":0,"delta":{"content":'
         self._close = b'"logprobs":null,"finish_reason":null}]' + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
+        self._spelling = spelling
         self._opened = False
 
     def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
@@ -38,7 +43,10 @@ class ChatChunks:
         if not self._opened:
             self._opened = True
             data = b'%b{"index":0,"delta":{"role":"assistant","content":""},%b' % (self._head, self._tail(reader))
-        if delta.text:
+        if self._spelling is not None and delta.output_ids:
+            logprobs = _encode(to_logprobs(delta.output_ids, delta.logprobs, self._spelling))
+            data += b'%b%b},"logprobs":%b,"finish_reason":null}]%b' % (self._content, _encode(delta.text), logprobs, self._usage(reader))
+        elif delta.text:
             data += b"".join((self._content, _encode(delta.text), b"},", self._tail(reader)))
         if delta.finished_reason is not None:
             reason = delta.finished_reason

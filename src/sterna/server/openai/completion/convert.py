@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
 from sterna.server.fields import member_rid, to_session
+from sterna.server.logprobs import LogprobWish
 from sterna.server.openai.completion.protocol import CompletionRequest, to_prompts
 from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver
@@ -17,12 +18,13 @@ def to_generate(request: CompletionRequest, *, rid: str, received_time: float, s
     Raises InvalidRequest.
     """
     prompts = to_prompts(request.prompt)
+    logprobs = None if request.logprobs is None else LogprobWish(request.logprobs)
     return [
         GenerateReqInput(
             rid=member_rid(rid, index) if len(prompts) > 1 else rid,
             text=prompt if isinstance(prompt, str) else None,
             input_ids=None if isinstance(prompt, str) else prompt,
-            sampling_params=sampling.resolve(request, lengths(request, request.max_tokens)),
+            sampling_params=sampling.resolve(request, lengths(request, request.max_tokens), logprobs=logprobs),
             default_max_new_tokens=DEFAULT_MAX_TOKENS,
             stream=bool(request.stream),
             priority=request.priority or 0,

@@ -9,6 +9,7 @@ import msgspec
 from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder, UnknownFields
 from sterna.server.fields import SGLANG_UNBUILT
+from sterna.server.logprobs import TopLogprobs
 from sterna.server.openai.fields import OPENAI_UNBUILT, VLLM_UNBUILT, OpenAIFields, Usage
 
 MAX_PROMPTS = 1024
@@ -18,6 +19,8 @@ class CompletionRequest(OpenAIFields, kw_only=True):
     # msgspec takes one array type per union; `decode` sees to it that a list holds one kind.
     prompt: str | list[str | int | list[int]]
     """A text, its token ids, or a list of either (at most 1024)."""
+    logprobs: TopLogprobs | None = None
+    """Each output token comes with its log-probability, and with those of so many of the likeliest."""
 
 
 UNBUILT = {
@@ -26,7 +29,6 @@ UNBUILT = {
     **OPENAI_UNBUILT,
     "best_of": (1,),
     "echo": (False,),
-    "logprobs": (),
     "max_completion_tokens": (),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
@@ -60,10 +62,22 @@ def to_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     return cast(list[str | list[int]], prompt)
 
 
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Parallel lists, one entry per output token."""
+
+    text_offset: list[int]
+    """Where the token's text begins, in characters of `text`."""
+    token_logprobs: list[float]
+    tokens: list[str]
+    """Texts; bytes that are no UTF-8 by themselves are escaped."""
+    top_logprobs: list[dict[str, float]]
+    """The token's own, and those of the likeliest tokens in its place. Where several have one text it is the likeliest one's."""
+
+
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str
     matched_stop: str | int | None
     """The stop string or end token that ended the output."""

@@ -9,6 +9,7 @@ from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
 from sterna.server.fields import check_model, to_rid
 from sterna.server.generation import write_stream
+from sterna.server.logprobs import Spelling
 from sterna.server.openai.completion.convert import to_generate
 from sterna.server.openai.completion.protocol import decode, to_prompts
 from sterna.server.openai.completion.response import to_response
@@ -36,10 +37,11 @@ async def completions(exchange: Exchange, context: AppContext) -> None:
 
     count = len(to_prompts(request.prompt))
     user = request.user or request.safety_identifier
+    spelling = None if request.logprobs is None else Spelling(context.token_names, request.skip_special_tokens)
     async with context.generations.run(exchange, rid, count, convert, terms=terms, user=user, params=PARAMS) as outputs:
         if request.stream:
-            await write_stream(exchange, outputs, CompletionChunks(rid, created, model, options), context.args)
+            await write_stream(exchange, outputs, CompletionChunks(rid, created, model, options, spelling), context.args)
         else:
-            response = to_response(rid, created, model, await outputs.all())
+            response = to_response(rid, created, model, await outputs.all(), spelling)
             outputs.mark_first_byte()
             await exchange.respond_json(response)

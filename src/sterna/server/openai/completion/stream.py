@@ -1,6 +1,7 @@
 """Hop 9, streaming: deltas → the bytes of completion chunks, those of several prompts interleaved.
 
 Text chunks → one finish chunk per prompt → usage chunk without choices (where asked for) → `[DONE]`.
+With logprobs there is a text chunk for every token, also for one whose text is held back or is none.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from sterna.protocol.finish import openai_name
+from sterna.server.logprobs import Spelling
+from sterna.server.openai.completion.logprobs import LogprobLists
 from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
@@ -18,9 +21,10 @@ _encode = msgspec.json.encode
 class CompletionChunks:
     """The chunks of one stream."""
 
-    __slots__ = ("_continuous", "_head", "_include_usage", "_plain_end")
+    __slots__ = ("_continuous", "_head", "_include_usage", "_lists", "_plain_end", "_spelling")
 
-    def __init__(self, rid: str, created: int, model: str, options: StreamOptions) -> None:
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, spelling: Spelling | None = None) -> None:
+        """Chunks have logprobs where there is a `spelling` for their tokens."""
         self._include_usage = bool(options.include_usage)
         self._continuous = bool(options.continuous_usage_stats)
         self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % (
@@ -29,12 +33,17 @@ class CompletionChunks:
             _encode(model),
         )
         self._plain_end = b',"usage":null}\n\n' if self._include_usage else b"}\n\n"
+        self._spelling = spelling
+        self._lists: dict[int, LogprobLists] = {}
+        """By prompt."""
 
     def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
         data = b""
         end = b',"usage":%b}\n\n' % _encode(usage_of([reader])) if self._continuous else self._plain_end
-        if delta.text:
-            data = b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}]%b' % (self._head, index, _encode(delta.text), end)
+        logprobs = self._logprobs(index, delta)
+        if delta.text or logprobs is not None:
+            text, logprobs = _encode(delta.text), logprobs or b"null"
+            data = b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}]%b' % (self._head, index, text, logprobs, end)
         if delta.finished_reason is not None:
             reason = delta.finished_reason
             data += b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b","matched_stop":%b}]%b' % (
@@ -45,6 +54,14 @@ class CompletionChunks:
                 end,
             )
         return data
+
+    def _logprobs(self, index: int, delta: OutputDelta) -> bytes | None:
+        if self._spelling is None or not delta.output_ids:
+            return None
+        lists = self._lists.get(index)
+        if lists is None:
+            lists = self._lists[index] = LogprobLists(self._spelling)
+        return _encode(lists.take(delta.output_ids, delta.logprobs))
 
     def end(self, readers: list[JournalReader]) -> bytes:
         if not self._include_usage:
