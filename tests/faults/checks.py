@@ -29,13 +29,17 @@ def each_is_answered_once(answers: Sequence[Answer]) -> None:
     wrong = []
     for answer in answers:
         endings = (answer.finish is not None and answer.error is None) + (answer.error is not None)
-        if endings != 1 or answer.faults or answer.broken or answer.status is None:
-            wrong.append(f"{answer.ask.name}: {answer.status} finish={answer.finish} error={answer.error} {answer.broken} {answer.faults}")
+        lost = answer.finish is not None and answer.ask.wants_logprobs and len(answer.logprobs) != answer.usage["completion_tokens"]
+        if endings != 1 or answer.faults or answer.broken or answer.status is None or lost:
+            wrong.append(
+                f"{answer.ask.name}: {answer.status} finish={answer.finish} error={answer.error} {answer.broken} {answer.faults}"
+                f" {len(answer.logprobs)} logprobs, {answer.usage}"
+            )
     assert not wrong, "\n".join(wrong)
 
 
 def each_has_its_undisturbed_answer(answers: Sequence[Answer], reference: Sequence[Answer]) -> None:
-    """Text, ids, usage and reason."""
+    """Text, ids, logprobs, usage and reason."""
     wrong = []
     for answer, undisturbed in zip(answers, reference, strict=True):
         if answer.status != 200 or answer.error is not None or answer.content != undisturbed.content:
@@ -52,7 +56,8 @@ def each_has_its_undisturbed_answer_or_an_honest_error(answers: Sequence[Answer]
                 wrong.append(f"{answer.ask.name}: {answer.content}\n  {undisturbed.content}")
             continue
         cut += 1
-        if answer.error.get("code") not in EXCUSED or not undisturbed.text.startswith(answer.text):
+        is_prefix = undisturbed.text.startswith(answer.text) and undisturbed.logprobs[: len(answer.logprobs)] == answer.logprobs
+        if answer.error.get("code") not in EXCUSED or not is_prefix:
             wrong.append(f"{answer.ask.name}: {answer.error} {answer.text!r}\n  {undisturbed.text!r}")
     assert not wrong, "\n".join(wrong)
     return cut

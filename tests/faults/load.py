@@ -35,6 +35,10 @@ class Ask:
         return bool(self.body.get("stream"))
 
     @property
+    def wants_logprobs(self) -> bool:
+        return "return_logprob" in self.body or "logprobs" in self.body
+
+    @property
     def cumulative(self) -> bool:
         """Whether each event holds the whole text so far."""
         return self.path == "/generate" and not self.body.get("incremental")
@@ -50,6 +54,8 @@ class Answer:
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     """/generate only."""
+    logprobs: list[Any] = field(default_factory=list)
+    """One entry per output token, each as its surface shows it."""
     finish: Any = None
     usage: dict[str, int] = field(default_factory=dict)
     error: dict[str, Any] | None = None
@@ -62,7 +68,7 @@ class Answer:
     @property
     def content(self) -> tuple[Any, ...]:
         """All that must not depend on what happened meanwhile."""
-        return self.text, self.output_ids, self.finish, self.usage
+        return self.text, self.output_ids, self.logprobs, self.finish, self.usage
 
 
 class Load:
@@ -143,6 +149,7 @@ def read_whole(answer: Answer, body: Any) -> None:
     else:
         choice = body["choices"][0]
         answer.text = choice["text"] if "text" in choice else choice["message"]["content"]
+        take_logprobs(answer, choice["logprobs"])
         take_finish(answer, choice["finish_reason"])
         take_usage(answer, body["usage"])
 
@@ -160,6 +167,7 @@ def read_event(answer: Answer, event: Any) -> None:
     elif event["choices"]:
         choice = event["choices"][0]
         answer.text += (choice["text"] if "text" in choice else choice["delta"].get("content")) or ""
+        take_logprobs(answer, choice["logprobs"])
         take_finish(answer, choice["finish_reason"])
     else:
         take_usage(answer, event["usage"])
@@ -167,18 +175,33 @@ def read_event(answer: Answer, event: Any) -> None:
 
 def take_generate(answer: Answer, output: Any) -> None:
     text, ids, meta = output["text"], output["output_ids"], output["meta_info"]
+    names = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+    logprobs = list(zip(*(meta[name] for name in names if name in meta), strict=True))
     if answer.ask.cumulative:
         if not text.startswith(answer.text) or ids[: len(answer.output_ids)] != answer.output_ids:
             answer.faults.append(f"{answer.text!r} was withdrawn: {text!r}")
-        answer.text, answer.output_ids = text, ids
+        if logprobs[: len(answer.logprobs)] != answer.logprobs:
+            answer.faults.append(f"logprobs were withdrawn: {answer.logprobs}")
+        answer.text, answer.output_ids, answer.logprobs = text, ids, logprobs
     else:
         answer.text += text
         answer.output_ids = answer.output_ids + ids
+        answer.logprobs += logprobs
     reason = meta["finish_reason"]
     if reason is not None and reason["type"] == "abort":
         answer.error = answer.error or {"message": reason["message"], "code": "aborted"}
     take_finish(answer, reason)
     answer.usage = {name: meta[name] for name in ("prompt_tokens", "completion_tokens")}
+
+
+def take_logprobs(answer: Answer, logprobs: Any) -> None:
+    """Of a choice."""
+    if logprobs is None:
+        return
+    if "content" in logprobs:
+        answer.logprobs += logprobs["content"]
+    else:
+        answer.logprobs += zip(*(logprobs[name] for name in sorted(logprobs)), strict=True)
 
 
 def take_finish(answer: Answer, reason: Any) -> None:
@@ -205,8 +228,8 @@ def mixed_asks(
     prompt_words: int = 300,
     ignore_eos: bool = False,
 ) -> list[Ask]:
-    """`count` different requests: every surface, streamed in every way and not, greedy and sampled, with and without stops that are
-    held back and sometimes match, short prompts and long ones, some of which share a prefix (of `prompt_words`)."""
+    """`count` different requests: every surface, streamed in every way and not, greedy and sampled, with and without logprobs and stops
+    that are held back and sometimes match, short prompts and long ones, some of which share a prefix (of `prompt_words`)."""
     rng = random.Random(seed)
     shared = " ".join(rng.choices(WORDS, k=prompt_words))
     return [_ask(rng, index, model, shared, rng.randint(*max_tokens), ignore_eos or index % 8 == 0) for index in range(count)]
@@ -221,18 +244,32 @@ def _ask(rng: random.Random, index: int, model: str, shared: str, length: int, i
     if index % 3 == 0:
         sampling["stop"] = [". The", "\n\n\n", " and the sea"]  # their beginnings are common: text is held back all the time
     name = f"{index}"
+    wants_logprobs = index // 16 % 2 == 0  # in each of the forms below
     match index // 2 % 4:
         case 0:
             params = {**sampling, "max_new_tokens": length, "sampling_seed": index}
             body: dict[str, Any] = {"text": prompt, "sampling_params": params, "stream": index % 16 != 0, "incremental": index % 16 > 8}
+            if wants_logprobs:
+                body |= {
+                    "return_logprob": True,
+                    "top_logprobs_num": index % 3,
+                    "token_ids_logprob": [1, index],
+                    "return_text_in_logprobs": True,
+                }
             return Ask(f"{name} generate", "/generate", body)
         case 1:
             body = {"model": model, "prompt": prompt, "max_tokens": length, "seed": index, **sampling, "stream": True}
+            if wants_logprobs:
+                body["logprobs"] = index % 5
             return Ask(f"{name} completion", "/v1/completions", body | {"stream_options": {"include_usage": True}})
         case 2:
             body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": length, "seed": index, **sampling}
+            if wants_logprobs:
+                body |= {"logprobs": True, "top_logprobs": index % 4}
             return Ask(f"{name} whole chat", "/v1/chat/completions", body)
         case _:
             body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": length, "seed": index, **sampling}
+            if wants_logprobs:
+                body |= {"logprobs": True, "top_logprobs": index % 4}
             body |= {"stream": True, "stream_options": {"include_usage": True}}
             return Ask(f"{name} chat", "/v1/chat/completions", body)

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from sterna.protocol.finish import FinishAbort, FinishLength
+from byte_model import EOS
+from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedToken
 from sterna.server.http_server import HTTPServer
 from unit.server.engine import Engine, answer, running, silence
 
@@ -57,6 +58,32 @@ async def test_completions_of_a_list_streamed_or_not() -> None:
         async for chunk in stream:
             texts[chunk.choices[0].index] += chunk.choices[0].text
         assert [choice.text for choice in full.choices] == texts == ["hello world"] * 2
+
+
+async def test_a_chat_s_logprobs_streamed_or_not() -> None:
+    async with serving() as (engine, client):
+        engine.script = answer("he", "llo", " wörld", reason=FinishMatchedToken(EOS, is_eos=True))
+        full = await client.chat.completions.create(model="bytes", messages=HI, logprobs=True, top_logprobs=2)
+        async with client.chat.completions.stream(model="bytes", messages=HI, logprobs=True, top_logprobs=2) as stream:
+            accumulated = (await stream.get_final_completion()).choices[0].logprobs
+        logprobs = full.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        assert accumulated == logprobs
+        assert b"".join(bytes(entry.bytes or ()) for entry in logprobs.content).decode() == "hello wörld"
+        assert [len(entry.top_logprobs) for entry in logprobs.content] == [2] * 12
+
+
+async def test_a_completion_s_logprobs_streamed_or_not() -> None:
+    async with serving() as (engine, client):
+        engine.script = answer("he", "llo")
+        full = (await client.completions.create(model="bytes", prompt="a", logprobs=1)).choices[0].logprobs
+        stream = await client.completions.create(model="bytes", prompt="a", logprobs=1, stream=True)
+        pieces = [chunk.choices[0].logprobs async for chunk in stream if chunk.choices[0].logprobs]
+        assert full is not None
+        assert full.tokens == list("hello")
+        assert [offset for piece in pieces for offset in piece.text_offset or ()] == full.text_offset == [0, 1, 2, 3, 4]
+        assert [top for piece in pieces for top in piece.top_logprobs or ()] == full.top_logprobs
 
 
 async def test_models_are_listed() -> None:

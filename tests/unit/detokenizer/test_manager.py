@@ -12,6 +12,7 @@ from sterna.detokenizer.manager import DetokenizerManager
 from sterna.protocol.control import DecodeRefused
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.generate import BatchStrOutput, BatchTokenIDOutput, DecodeOpening, StrRow, TokenIDRow
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_json(tokenizer_json())
@@ -86,6 +87,14 @@ def test_what_could_become_a_stop_is_held_until_it_can_not() -> None:
     manager = new_manager()
     rows = [TokenIDRow("r", 0, list(b"xE"), None, opening(("END",))), TokenIDRow("r", 2, list(b"N")), TokenIDRow("r", 3, list(b"Z"))]
     assert [row.output_str for message in rows for row in rows_of(manager, batch(message))] == ["x", "", "ENZ"]
+
+
+def test_logprobs_pass_with_their_tokens_though_text_is_held_back() -> None:
+    manager = new_manager()
+    each = [TokenLogprobs.pack(-float(index), [index], [-0.5], [-2.0]) for index in range(3)]
+    rows = rows_of(manager, batch(TokenIDRow("r", 0, list(b"EN"), opening=opening(("END",)), logprobs=each[:2])))
+    rows += rows_of(manager, batch(TokenIDRow("r", 2, list(b"D"), FinishMatchedStr("END", 2, 0), logprobs=each[2:])))
+    assert [(row.output_str, row.logprobs) for row in rows] == [("", each[:2]), ("", each[2:])]
 
 
 def test_an_untrimmed_stop_is_the_last_text() -> None:

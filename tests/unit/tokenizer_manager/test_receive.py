@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from sterna.protocol.finish import FinishAbort, FinishLength
-from sterna.protocol.generate import SchedulerTimes, StrRow
+from sterna.protocol.generate import SchedulerTimes, StrRow, TokenizedGenerateReqInput
+from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.sampling import SamplingParams
 from sterna.tokenizer_manager.receive import ITL_BOUNDS_S, InterTokenLatency, JournalGap, end_locally, fold
 from sterna.tokenizer_manager.req_state import JournalReader, ReqState, RequestTimes
 from unit.tokenizer_manager.fakes import a_place
@@ -57,6 +59,39 @@ def test_a_gap_is_a_fault_and_changes_nothing(row: StrRow) -> None:
     with pytest.raises(JournalGap):
         folded(state, row)
     assert (state.text(), state.output_ids, state.finished) == ("ab", [1, 2], False)
+
+
+def asking_state() -> ReqState:
+    state = new_state()
+    params = SamplingParams(max_new_tokens=9, return_logprob=True)
+    state.tokenized = TokenizedGenerateReqInput(rid="r", input_ids=[1], sampling_params=params, stream=True, reply_to="")
+    return state
+
+
+def test_every_token_of_a_journal_that_asks_has_its_logprobs_and_a_reader_gets_each_once() -> None:
+    state = asking_state()
+    each = [TokenLogprobs(-float(index)) for index in range(3)]
+    reader = JournalReader(state, lambda *_: None)
+    folded(state, StrRow("r", 0, [1, 2], "ab", logprobs=each[:2]))
+    first = asyncio.run(reader.next_delta())
+    assert not folded(state, StrRow("r", 0, [1, 2], "ab", logprobs=each[:2]))
+    folded(state, StrRow("r", 2, [3], "c", FinishLength(3), logprobs=each[2:]))
+    assert (first.logprobs, asyncio.run(reader.next_delta()).logprobs) == (each[:2], each[2:])
+    assert state.logprobs == each
+
+
+@pytest.mark.parametrize("logprobs", [None, [], [TokenLogprobs(-1.0)], [TokenLogprobs(-1.0)] * 3])
+def test_a_row_without_its_logprobs_is_a_fault_and_changes_nothing(logprobs: list[TokenLogprobs] | None) -> None:
+    state = asking_state()
+    with pytest.raises(JournalGap):
+        folded(state, StrRow("r", 0, [1, 2], "ab", logprobs=logprobs))
+    assert (state.text(), state.output_ids, state.logprobs) == ("", [], [])
+
+
+def test_who_asked_for_no_logprobs_has_none() -> None:
+    state = new_state()
+    folded(state, StrRow("r", 0, [1], "a", logprobs=[TokenLogprobs(-1.0)]))
+    assert (state.output_ids, state.logprobs) == ([1], [])
 
 
 def test_a_refusal_ends_a_journal_that_has_output() -> None:
