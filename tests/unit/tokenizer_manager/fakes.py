@@ -96,8 +96,11 @@ class ManagerWithFakes:
         self.inbox.close()
 
 
-def request(rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4, **fields: object) -> GenerateReqInput:
-    return GenerateReqInput(rid=rid, text=text, sampling_params=SamplingParams(max_new_tokens=max_new_tokens), **fields)
+def request(
+    rid: str = "r", text: str = "hello", max_new_tokens: int | None = 4, *, return_logprob: bool = False, **fields: object
+) -> GenerateReqInput:
+    params = SamplingParams(max_new_tokens=max_new_tokens, return_logprob=return_logprob)
+    return GenerateReqInput(rid=rid, text=text, sampling_params=params, **fields)
 
 
 def a_place() -> Admission:

@@ -21,6 +21,7 @@ from sterna.protocol.channels import ToServer
 from sterna.protocol.control import DecodeRefused, ProcessReady
 from sterna.protocol.finish import ABORTED, ENGINE_CRASHED, SHUTTING_DOWN, FinishAbort, FinishLength, FinishReason
 from sterna.protocol.generate import AbortReq, StrRow, TokenizedGenerateReqInput
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.tokenizer_manager.manager import CUT_GRACE_S
 from sterna.tokenizer_manager.req_state import JournalReader
 from sterna.tokenizer_manager.trials import PROGRESS_TOKENS
@@ -46,6 +47,7 @@ MUST_BE_SEEN = {
     "crash",
     "abort",
     "gap",
+    "lost logprobs",
     "replay",
     "convicted",
     "end of the group",
@@ -72,9 +74,16 @@ class Run:
     """While it was at the engine."""
     broken: bool = False
     """Output of it was lost."""
+    wants_logprobs: bool = False
     got: str = ""
+    got_ids: list[int] = field(default_factory=list)
+    got_logprobs: list[TokenLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
     closed: bool = False
+
+
+def logprobs_of(token: int) -> TokenLogprobs:
+    return TokenLogprobs(-float(token))
 
 
 class RequestsOfAServer(RuleBasedStateMachine):
@@ -147,11 +156,11 @@ class RequestsOfAServer(RuleBasedStateMachine):
 
     # ---- clients ----
 
-    @rule(rid=st.sampled_from(RIDS), text=st.sampled_from(["a", "hello", "hello", "b", "c", "x" * 64, ""]))
-    def submit(self, rid: str, text: str) -> None:
+    @rule(rid=st.sampled_from(RIDS), text=st.sampled_from(["a", "hello", "hello", "b", "c", "x" * 64, ""]), logprobs=st.booleans())
+    def submit(self, rid: str, text: str, logprobs: bool) -> None:
         before = len(self.group.scheduler.of(TokenizedGenerateReqInput))
         try:
-            reader = self.play(self._submit(rid, text))
+            reader = self.play(self._submit(rid, text, logprobs))
         except DuplicateRid:
             assert rid in self.taken()
             SEEN["duplicate"] += 1
@@ -166,14 +175,14 @@ class RequestsOfAServer(RuleBasedStateMachine):
         else:
             assert rid not in self.taken()
             assert not self.dead
-            self.runs.append(Run(rid, reader, held=True))
+            self.runs.append(Run(rid, reader, held=True, wants_logprobs=logprobs))
             self.hear()
             assert self.runs[-1].owed != self.manager.recovery.recovering
             return
         assert len(self.group.scheduler.of(TokenizedGenerateReqInput)) == before, "what was refused was sent"
 
-    async def _submit(self, rid: str, text: str) -> JournalReader:
-        return await self.group.generate(request(rid, text, MAX_TOKENS), self.group.admit())
+    async def _submit(self, rid: str, text: str, logprobs: bool = False) -> JournalReader:
+        return await self.group.generate(request(rid, text, MAX_TOKENS, return_logprob=logprobs), self.group.admit())
 
     @precondition(lambda self: not self.dead and len(self.taken()) < ROWS + QUEUED)
     @rule(rid=st.sampled_from(RIDS), leaves=st.booleans())
@@ -214,6 +223,8 @@ class RequestsOfAServer(RuleBasedStateMachine):
                 return
             delta = task.result()
             run.got += delta.text
+            run.got_ids += delta.output_ids
+            run.got_logprobs += delta.logprobs
             run.reason = delta.finished_reason
 
     @precondition(lambda self: self.unread())
@@ -259,7 +270,8 @@ class RequestsOfAServer(RuleBasedStateMachine):
         run.owed = run.owed and reason is None
         if not (run.broken or self.dead):
             run.may_read.append(text)
-        self.tell(output(StrRow(run.rid, start, ids, text, reason), epoch=self.epoch))
+        logprobs = list(map(logprobs_of, ids)) if run.wants_logprobs else None
+        self.tell(output(StrRow(run.rid, start, ids, text, reason, logprobs=logprobs), epoch=self.epoch))
 
     @precondition(lambda self: self.aborting())
     @rule(data=st.data())
@@ -300,6 +312,19 @@ class RequestsOfAServer(RuleBasedStateMachine):
         run.broken = True
         SEEN["gap"] += 1
         self.tell(output(StrRow(run.rid, start, [0], "beyond a gap"), epoch=self.epoch))
+
+    @precondition(lambda self: any(run.wants_logprobs for run in self.owed()))
+    @rule(data=st.data(), how_likely=st.integers(0, 3))
+    def lose_a_row_s_logprobs(self, data: st.DataObject, how_likely: int) -> None:
+        """Likewise."""
+        if how_likely:
+            return
+        run = data.draw(st.sampled_from([run for run in self.owed() if run.wants_logprobs]))
+        start = len(run.sent_ids)
+        run.sent_ids += [start]
+        run.broken = True
+        SEEN["lost logprobs"] += 1
+        self.tell(output(StrRow(run.rid, start, [start], "without its logprobs", logprobs=[]), epoch=self.epoch))
 
     @precondition(lambda self: self.owed())
     @rule(data=st.data(), how_likely=st.integers(0, 3))
@@ -428,6 +453,8 @@ class RequestsOfAServer(RuleBasedStateMachine):
             assert whole.startswith(run.got)
             if isinstance(run.reason, FinishLength):
                 assert run.got == whole
+            assert run.got == "".join(f"<{token}>" for token in run.got_ids)
+            assert run.got_logprobs == (list(map(logprobs_of, run.got_ids)) if run.wants_logprobs else [])
 
     def teardown(self) -> None:
         try:
