@@ -77,11 +77,15 @@ nb::tuple wait(BoundEngine& self, int64_t number) {
   }
   std::vector<int32_t> tokens;
   std::vector<uint8_t> is_nan;
-  nb::list logprobs;
-  for (SampledToken& each : result.rows) {
+  for (const SampledToken& each : result.rows) {
     tokens.push_back(each.token);
     is_nan.push_back(each.nan);
-    if (result.has_logprobs) logprobs.append(nb::make_tuple(each.logprobs.chosen, to_array(std::move(each.logprobs.ids)), to_array(std::move(each.logprobs.values))));
+  }
+  nb::object logprobs = nb::none();
+  if (std::any_of(result.rows.begin(), result.rows.end(), [](const SampledToken& each) { return each.logprobs.has_value(); })) {
+    nb::list rows;
+    for (const SampledToken& each : result.rows) rows.append(to_python(each.logprobs));
+    logprobs = std::move(rows);
   }
   return nb::make_tuple(to_array(std::move(tokens)), to_array(std::move(is_nan)), logprobs);
 }
@@ -148,7 +152,7 @@ void bind_engine(nb::module_& m) {
             self.engine->submit(read_step(arrays, self.engine->model(), self.engine->pool()));
           },
           "number"_a, "input_ids"_a, "input_from"_a.none(), "row_splits"_a, "prefix_lens"_a, "seq_lens"_a, "req_pool_idx"_a, "wants"_a, "groups"_a)
-      .def("wait", &wait, "number"_a, "(token per row or -1, whether its logits held NaN, [(chosen, top ids, top values)] or [])")
+      .def("wait", &wait, "number"_a, "(token per row or -1, whether its logits held NaN, logprobs per row or None where no token has any)")
       .def("stop", [](BoundEngine& self) { self.engine->stop(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("fill_page", &fill_page, "group"_a, "page"_a, "byte"_a, "For tests: set every byte of a page that nobody owns.")
       .def_prop_ro("queued", [](BoundEngine& self) { return self.engine->queued(); }, "Steps that have not begun")

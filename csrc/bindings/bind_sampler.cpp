@@ -59,6 +59,11 @@ float floor_of(const std::string& isa, const SamplingOptions& options, const Row
 
 }  // namespace
 
+nb::object to_python(const std::optional<TokenLogprobs>& logprobs) {
+  if (!logprobs) return nb::none();
+  return nb::make_tuple(logprobs->chosen, logprobs->ids, logprobs->values, logprobs->of_ids);
+}
+
 void bind_sampler(nb::module_& m) {
   nb::class_<SamplingOptions>(m, "SamplingOptions")
       .def(nb::init<>())
@@ -74,13 +79,12 @@ void bind_sampler(nb::module_& m) {
       .def_rw("end_ids", &SamplingOptions::end_ids)
       .def_rw("bias_ids", &SamplingOptions::bias_ids)
       .def_rw("bias_values", &SamplingOptions::bias_values)
-      .def_rw("top_logprobs", &SamplingOptions::top_logprobs);
+      .def_rw("top_logprobs", &SamplingOptions::top_logprobs)
+      .def_rw("logprob_ids", &SamplingOptions::logprob_ids);
   nb::class_<SampledToken>(m, "SampledToken")
       .def_ro("token", &SampledToken::token)
       .def_ro("nan", &SampledToken::nan)
-      .def_prop_ro("logprob", [](const SampledToken& sampled) { return sampled.logprobs.chosen; })
-      .def_prop_ro("top_ids", [](const SampledToken& sampled) { return sampled.logprobs.ids; })
-      .def_prop_ro("top_logprobs", [](const SampledToken& sampled) { return sampled.logprobs.values; });
+      .def_prop_ro("logprobs", [](const SampledToken& sampled) { return to_python(sampled.logprobs); }, "(chosen, top ids, top, of ids) or None");
   nb::class_<BoundSampler>(m, "Sampler")
       .def(nb::init<int, const std::string&>(), "vocab_size"_a, "isa"_a)
       .def("bind", &BoundSampler::bind, "row"_a, "options"_a, "prompt"_a, "output"_a)

@@ -104,14 +104,12 @@ void Engine::drive() {
 }
 
 StepResult Engine::compute(Step& step) {
-  StepResult result{step.number, std::vector<SampledToken>(step.rows.size()), false};
+  StepResult result{step.number, std::vector<SampledToken>(step.rows.size())};
   {
     std::shared_lock<std::shared_mutex> lock(sampler_mutex_);
     for (const Row& row : step.rows) {
       if (row.input_from >= 0) step.input_ids[row.first_token] = token_of_last(step.number, row.input_from);
-      if (!row.wants_sample) continue;
-      require_bound(row.pool_index);
-      result.has_logprobs = result.has_logprobs || sampler_.wants_logprobs(row.pool_index);
+      if (row.wants_sample) require_bound(row.pool_index);
     }
   }
   forward_.run(step, [&](int row, float* logits, int thread) {

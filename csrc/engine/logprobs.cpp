@@ -7,10 +7,10 @@
 namespace sterna {
 
 Logprobs::Logprobs(const Kernels& kernels, const float* logits, int n, float maximum)
-    : kernels_(kernels), logits_(logits), n_(n), log_sum_(double(maximum) + std::log(kernels.exp_sum(logits, n, maximum))) {}
+    : kernels_(kernels), logits_(logits), n_(n), maximum_(maximum), log_sum_(std::log(kernels.exp_sum(logits, n, maximum))) {}
 
 float Logprobs::of(float logit) const {
-  return float(std::max(double(logit) - log_sum_, -double(std::numeric_limits<float>::max())));
+  return float(std::max(double(logit) - maximum_ - log_sum_, -double(std::numeric_limits<float>::max())));
 }
 
 void Logprobs::top(int k, TokenLogprobs& out, SamplerScratch& scratch) const {

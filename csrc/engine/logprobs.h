@@ -1,5 +1,5 @@
 // Log-probabilities: log softmax of the model's own logits, before penalties, bias, mask, temperature and filters, which is what OpenAI's
-// API and SGLang report by default.
+// API and vLLM report by default.
 #pragma once
 
 #include "selection.h"
@@ -10,6 +10,7 @@ struct TokenLogprobs {
   float chosen = 0;
   std::vector<int32_t> ids;  // of the likeliest tokens, in descending order
   std::vector<float> values;
+  std::vector<float> of_ids;  // of the ids that were asked for, in their order
 };
 
 class Logprobs {
@@ -26,7 +27,8 @@ class Logprobs {
   const Kernels& kernels_;
   const float* logits_;
   int n_;
-  double log_sum_;  // ln of the sum of exp(logits)
+  double maximum_;
+  double log_sum_;  // ln of the sum of exp(logits - maximum)
 };
 
 }  // namespace sterna

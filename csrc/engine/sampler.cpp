@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -111,8 +110,10 @@ SampledToken Sampler::sample(int row, float* logits, SamplerScratch& scratch) {
   }
   sampled.token = state.options().temperature > 0 ? draw(state, logits, largest, scratch) : largest.index;
   if (logprobs) {
-    sampled.logprobs.chosen = logprobs->of(raw[sampled.token]);
-    logprobs->top(top, sampled.logprobs, scratch);
+    TokenLogprobs& told = sampled.logprobs.emplace();
+    told.chosen = logprobs->of(raw[sampled.token]);
+    logprobs->top(top, told, scratch);
+    for (int32_t id : state.options().logprob_ids) told.of_ids.push_back(logprobs->of(raw[id]));
   }
   state.append(sampled.token);
   return sampled;

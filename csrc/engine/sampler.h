@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -19,7 +20,7 @@ namespace sterna {
 struct SampledToken {
   int32_t token = -1;
   bool nan = false;
-  TokenLogprobs logprobs;  // where asked for
+  std::optional<TokenLogprobs> logprobs;  // of a token whose row asks for them
 };
 
 class Sampler {
@@ -33,8 +34,6 @@ class Sampler {
   void bind(int row, const SamplingOptions& options, const int32_t* prompt, size_t prompt_len, const int32_t* output, size_t output_len);
   void release(int row);  // idempotent
   bool is_bound(int row) const { return row >= 0 && size_t(row) < rows_.size() && rows_[size_t(row)] != nullptr; }
-
-  bool wants_logprobs(int row) const { return rows_[size_t(row)]->options().top_logprobs >= 0; }  // of a bound row
 
   // Bit t % 32 of word t / 32: token t is allowed; the others count as -inf. Copied; stays until changed or released; nullptr takes it off.
   // Throws std::invalid_argument where the row isn't bound or `words` isn't ceil(vocab / 32).

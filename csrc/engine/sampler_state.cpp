@@ -37,6 +37,7 @@ RowState::RowState(int vocab_size, const SamplingOptions& options, const int32_t
   if (options.bias_ids.size() != options.bias_values.size()) throw std::invalid_argument("biases and their ids differ in number");
   require_tokens("bias", options.bias_ids.data(), options.bias_ids.size(), vocab_size);
   require_tokens("end", options.end_ids.data(), options.end_ids.size(), vocab_size);
+  require_tokens("logprob", options.logprob_ids.data(), options.logprob_ids.size(), vocab_size);
   if (!penalised_) return;
   require_tokens("prompt", prompt, prompt_len, vocab_size);
   require_tokens("output", output, output_len, vocab_size);

@@ -23,6 +23,7 @@ struct SamplingOptions {
   std::vector<int32_t> bias_ids;
   std::vector<float> bias_values;
   int32_t top_logprobs = -1;  // -1: no logprobs, 0: the chosen token's, k: those of the k likeliest tokens too
+  std::vector<int32_t> logprob_ids;  // whose logprobs come with them
 };
 
 class RowState {

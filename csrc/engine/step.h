@@ -31,7 +31,6 @@ struct Step {
 struct StepResult {
   int64_t number = 0;
   std::vector<SampledToken> rows;  // (R,); default for a row that wanted none
-  bool has_logprobs = false;       // whether any row asked for them
 };
 
 }  // namespace sterna

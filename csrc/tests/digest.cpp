@@ -139,6 +139,7 @@ uint64_t run(const Model& model, const std::string& isa) {
     options.temperature = r == 1 ? 0.8f : 0.0f;
     options.seed = 17;
     options.top_logprobs = kVocab;
+    options.logprob_ids = {kVocab - 1, 0, 75};
     engine.bind(r, options, nullptr, 0, nullptr, 0);
   }
   uint64_t digest = 14695981039346656037u;
@@ -166,8 +167,12 @@ uint64_t run(const Model& model, const std::string& isa) {
     engine.submit(step);
     for (const SampledToken& each : engine.wait(number).rows) {
       digest = mix(digest, &each.token, sizeof each.token);
-      digest = mix(digest, each.logprobs.ids.data(), each.logprobs.ids.size() * sizeof(int32_t));
-      digest = mix(digest, each.logprobs.values.data(), each.logprobs.values.size() * sizeof(float));
+      if (!each.logprobs) continue;
+      const TokenLogprobs& told = *each.logprobs;
+      digest = mix(digest, &told.chosen, sizeof told.chosen);
+      digest = mix(digest, told.ids.data(), told.ids.size() * sizeof(int32_t));
+      digest = mix(digest, told.values.data(), told.values.size() * sizeof(float));
+      digest = mix(digest, told.of_ids.data(), told.of_ids.size() * sizeof(float));
     }
   }
   return digest;

@@ -1,4 +1,5 @@
-"""An executor that runs no model: for tests, and for measuring the host. Output token k of a request is `prompt[k % len(prompt)]`.
+"""An executor that runs no model: for tests, and for measuring the host. Output token k of a request is `prompt[k % len(prompt)]`; its
+logprobs, where it asks for them, are `scripted_logprobs`.
 
 Its "KV" is what a model's would have to be: in each group each slot remembers the token, the position and the role that were written to
 it, and each step verifies that what every row sees is exactly its tokens, in order, in the right roles. A slot that was shared, freed or
@@ -53,6 +54,7 @@ from sterna.executor.base import (
     StepOutput,
     UInt8Array,
 )
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 DEFAULT_NUM_SLOTS = 65536
@@ -107,10 +109,37 @@ class ScriptOptions:
         return ScriptOptions(**values)  # type: ignore[arg-type]
 
 
+def scripted_logprobs(params: SamplingParams, position: int, token: int) -> TokenLogprobs:
+    """Of output token `token` at `position` of its request, the prompt's tokens counted too.
+
+    Each number tells of one token at one place: another place, or token, has another (of millions, now and then the same). All are float32
+    and lie in (-32, 0]. The top list has the likeliest of the token itself and of as many of the lowest ids as are asked for, so that the
+    token may stand anywhere in it, or not at all. No vocabulary is known here: it must be as large as the list is long.
+    """
+
+    def order(candidate: int) -> tuple[float, int]:
+        return -_scripted_logprob(position, candidate), candidate
+
+    top = sorted({token, *range(params.top_logprobs_num)}, key=order)[: params.top_logprobs_num]
+    return TokenLogprobs(
+        _scripted_logprob(position, token),
+        top,
+        [_scripted_logprob(position, candidate) for candidate in top],
+        [_scripted_logprob(position, candidate) for candidate in params.token_ids_logprob],
+    )
+
+
+def _scripted_logprob(position: int, token: int) -> float:
+    """23 bits of a hash: two odd multipliers from the golden ratio and the square root of two, so that no small step in one is a small
+    step in the other."""
+    return -((0x9E3779B1 * position + 0x6A09E667 * token & 0xFFFFFFFF) >> 9) / 2**18
+
+
 @dataclass(slots=True, eq=False)
 class Script:
     """A bound row: what it was given and what it has sampled."""
 
+    params: SamplingParams
     prompt: Int32Array
     tokens: Int32Array
     """(capacity,): prompt, then output; only `tokens[:length]` are there."""
@@ -209,7 +238,7 @@ class ScriptedExecutor(Executor):
         if prompt[0] == self._options.fail_bind_token:
             raise RuntimeError("scripted failure of bind")
         tokens = np.concatenate([prompt, output]).astype(np.int32)
-        self._rows[req_pool_idx] = Script(prompt.astype(np.int32), tokens, len(tokens))
+        self._rows[req_pool_idx] = Script(params, prompt.astype(np.int32), tokens, len(tokens))
 
     def release(self, req_pool_idx: int) -> None:
         self._noting(self.unread.check_row, req_pool_idx)
@@ -257,11 +286,11 @@ class ScriptedExecutor(Executor):
         if self._options.verify:
             self._verify(batch, input_ids, surplus)
         self._wait(batch)
-        sampled, status = self._sample(batch, surplus)
+        sampled, status, logprobs = self._sample(batch, surplus)
         made = sampled >= 0
         splits = np.zeros(batch.num_rows + 1, dtype=np.int32)
         np.cumsum(made, out=splits[1:])
-        return StepOutput(batch.step, sampled[made], splits, status)
+        return StepOutput(batch.step, sampled[made], splits, status, logprobs if any(logprobs) else None)
 
     def _inputs(self, batch: ForwardBatch, last: StepOutput | None) -> tuple[Int32Array, NDArray[np.bool_]]:
         """Input ids, and (rows,) whose are surplus: those that take a token which there isn't, because it was NaN."""
@@ -290,9 +319,11 @@ class ScriptedExecutor(Executor):
         if seconds:
             time.sleep(seconds)
 
-    def _sample(self, batch: ForwardBatch, surplus: NDArray[np.bool_]) -> tuple[Int32Array, UInt8Array]:
+    def _sample(self, batch: ForwardBatch, surplus: NDArray[np.bool_]) -> tuple[Int32Array, UInt8Array, list[TokenLogprobs | None]]:
+        """(rows,): tokens, or -1; and statuses. Of each token: its logprobs."""
         status = np.where(surplus, STATUS_NAN, STATUS_OK).astype(np.uint8)
         sampled = np.full(batch.num_rows, -1, dtype=np.int32)
+        logprobs: list[TokenLogprobs | None] = []
         for r, (row, want) in enumerate(zip(batch.req_pool_idx.tolist(), batch.wants.tolist(), strict=True)):
             if want != WANT_SAMPLE or status[r] == STATUS_NAN:
                 continue
@@ -306,8 +337,9 @@ class ScriptedExecutor(Executor):
                 status[r] = STATUS_NAN
                 continue
             sampled[r] = token
+            logprobs.append(scripted_logprobs(script.params, script.length, token) if script.params.return_logprob else None)
             script.append(token)
-        return sampled, status
+        return sampled, status, logprobs
 
     # ---- the contract ----
 
@@ -360,11 +392,6 @@ class ScriptedExecutor(Executor):
                 raise ScriptViolation(f"row {row}: its context isn't what its slots hold")
             if not self.info.reuse_generated_kv and (written != (np.arange(start, end) >= prompt_len)).any():
                 raise ScriptViolation(f"row {row}: its context was computed in another role")
-
-
-def _first_seen(prefix_len: int, window: int | None) -> int:
-    """The first position that a row of so many computed tokens sees."""
-    return 0 if window is None else max(0, prefix_len - window + 1)
 
 
 def create(args: ServerArgs, folder: Path) -> Executor:

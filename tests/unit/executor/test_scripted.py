@@ -11,8 +11,10 @@ from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
 from sterna.executor.base import ROLE_GENERATED, ROLE_PROMPT, STATUS_NAN, STATUS_OK, WANT_SAMPLE, Executor, ForwardBatch, GroupSlots
 from sterna.executor.registry import create_executor
-from sterna.executor.scripted import ScriptViolation
+from sterna.executor.scripted import ScriptViolation, scripted_logprobs
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
+from unit.executor.seam_driver import SeamDriver
 
 TABLE = np.arange(64, dtype=np.int32).reshape(4, 16)
 """Row r's position p lies in slot 16 r + p."""
@@ -117,6 +119,48 @@ def test_a_row_is_bound_once_and_released_as_often_as_one_likes() -> None:
 def test_options_that_do_not_exist_are_refused_by_name(options: str) -> None:
     with pytest.raises(ConfigError, match=options.split("=")[0]):
         make(options)
+
+
+# ---- logprobs ----
+
+ASKING = SamplingParams(return_logprob=True, top_logprobs_num=3, token_ids_logprob=(9, 2))
+
+
+@pytest.mark.parametrize("options", ["", "threaded=1"])
+@pytest.mark.parametrize("chunk", [2, 1000])
+def test_who_asks_is_told_of_each_token_at_its_place(options: str, chunk: int) -> None:
+    driver = SeamDriver(make(options), room=16)
+    asking = driver.add([7, 8, 9], ASKING)
+    silent = driver.add([5, 6], SamplingParams())
+    resumed = driver.add([7, 8, 9], ASKING, (7, 8))
+    driver.run(asking, silent, resumed, tokens=6, chunk=chunk, overlap=True)
+    assert driver.steps_on_top > 0
+    assert asking.logprobs == [scripted_logprobs(ASKING, 3 + at, token) for at, token in enumerate(asking.output)]
+    assert resumed.logprobs == [scripted_logprobs(ASKING, 3 + at, token) for at, token in enumerate(resumed.output)][2:]
+    assert len(asking.logprobs) >= 6
+    assert silent.logprobs == [None] * len(silent.output)
+    driver.executor.shutdown()
+
+
+def test_where_nobody_asks_nothing_is_told_at_all() -> None:
+    driver = SeamDriver(make(), room=16)
+    driver.run(driver.add([7, 8, 9], SamplingParams()), tokens=6)
+    assert driver.told_nothing == driver.steps > 0
+
+
+def test_scripted_logprobs_tell_tokens_and_places_apart_and_are_what_a_model_could_say() -> None:
+    told = {(position, token): scripted_logprobs(ASKING, position, token) for position in range(64) for token in range(256)}
+    assert len({each.chosen for each in told.values()}) == len(told)
+    places = {(token in each.top_ids, token in each.top_ids and each.top_ids.index(token)) for (_, token), each in told.items()}
+    assert places == {(False, False), (True, 0), (True, 1), (True, 2)}
+    for (position, token), each in told.items():
+        assert each.top == sorted(each.top, reverse=True) == [told[position, other].chosen for other in each.top_ids]
+        assert len(set(each.top_ids)) == 3
+        assert set(each.top_ids) <= {0, 1, 2, token}
+        assert token in each.top_ids or each.chosen < each.top[-1]
+        assert each.of_ids == [told[position, 9].chosen, told[position, 2].chosen]
+        assert all(-32 < value <= 0 and np.float32(value) == value for value in [each.chosen, *each.top, *each.of_ids])
+    assert scripted_logprobs(SamplingParams(return_logprob=True), 3, 7) == TokenLogprobs(told[3, 7].chosen)
 
 
 # ---- steps that aren't read yet ----

@@ -22,7 +22,7 @@ from sterna.executor.kv_memory import choose_group_slots, kv_bytes
 from sterna.executor.native.isa import choose_isa
 from sterna.executor.native.pack import load_spec, open_packed
 from sterna.executor.native.plan import Weights, engine_config
-from sterna.executor.native.sampling import to_options
+from sterna.executor.native.sampling import to_logprobs, to_options
 from sterna.files.cache import cache_root
 from sterna.models.spec import KVGroup, ModelSpec, kv_groups
 from sterna.protocol.sampling import SamplingParams
@@ -175,9 +175,10 @@ class _Step:
         self._step = batch.step
 
     def result(self) -> StepOutput:
-        tokens, is_nan, _ = self._engine.wait(self._step)
+        tokens, is_nan, found = self._engine.wait(self._step)
         status = np.where(is_nan, STATUS_NAN, STATUS_OK).astype(np.uint8)
         made = tokens >= 0
         splits = np.zeros(len(tokens) + 1, dtype=np.int32)
         np.cumsum(made, out=splits[1:])
-        return StepOutput(step=self._step, token_ids=tokens[made], row_splits=splits, status=status)
+        logprobs = None if found is None else to_logprobs([found[row] for row in np.flatnonzero(made).tolist()])
+        return StepOutput(step=self._step, token_ids=tokens[made], row_splits=splits, status=status, logprobs=logprobs)

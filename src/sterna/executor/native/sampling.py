@@ -1,11 +1,15 @@
-"""`SamplingParams` as the native sampler takes them."""
+"""`SamplingParams` as the native sampler takes them, and logprobs as it gives them."""
 
 from __future__ import annotations
 
 from sterna.executor.native._native import SamplingOptions
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 _INT32_MAX = 2**31 - 1
+
+RowLogprobs = tuple[float, list[int], list[float], list[float]]
+"""`TokenLogprobs` as the engine gives them: the fields in their order."""
 
 
 def to_options(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> SamplingOptions:
@@ -28,4 +32,11 @@ def to_options(params: SamplingParams, vocab_size: int, eos_token_ids: tuple[int
     if params.min_new_tokens > 0:
         own = () if params.ignore_eos else tuple(token for token in eos_token_ids if token < vocab_size)
         options.end_ids = sorted({*params.stop_token_ids, *own})
+    if params.return_logprob:
+        options.top_logprobs = min(params.top_logprobs_num, vocab_size)
+        options.logprob_ids = list(params.token_ids_logprob)
     return options
+
+
+def to_logprobs(rows: list[RowLogprobs | None]) -> list[TokenLogprobs | None]:
+    return [None if row is None else TokenLogprobs(*row) for row in rows]

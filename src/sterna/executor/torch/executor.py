@@ -148,15 +148,19 @@ class _Step:
         status = np.full(self.batch.num_rows, STATUS_OK, dtype=np.uint8)
         counts = np.zeros(self.batch.num_rows, dtype=np.int32)
         ids = np.zeros(0, dtype=np.int32)
+        logprobs = None
         if self.sampled is not None:
             ok = self.sampled.ok.cpu().numpy()
             rows = self.plan.sample_rows
             status[rows[~ok]] = STATUS_NAN
             counts[rows[ok]] = 1
             ids = self.sampled.ids.cpu().numpy()[ok].astype(np.int32)
+            if self.sampled.logprobs is not None:
+                told = self.sampled.logprobs.by_place()
+                logprobs = [told.get(place) for place in np.flatnonzero(ok).tolist()]
         splits = np.zeros(self.batch.num_rows + 1, dtype=np.int32)
         np.cumsum(counts, out=splits[1:])
-        return StepOutput(self.batch.step, ids, splits, status)
+        return StepOutput(self.batch.step, ids, splits, status, logprobs)
 
 
 @dataclass(slots=True, frozen=True)

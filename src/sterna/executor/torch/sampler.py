@@ -10,7 +10,7 @@ is left.
   min_p those whose probability is at least min_p times the largest. Each keeps or drops equal logits together, so that each is a
   threshold on z, and no order among equals matters. At temperature 0 the lowest id wins.
 
-A row's NaN or infinity stays its own: it is reported by `Sampled.ok` and its id means nothing.
+A row's NaN or infinity stays its own: it is reported by `Sampled.ok`, masked or not, and its id means nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sterna.executor.base import Int32Array
 from sterna.executor.philox import NOISE_MAX, NOISE_MIN
 from sterna.executor.torch.gumbel import block_noise
+from sterna.executor.torch.logprobs import LogprobWish, StepLogprobs, logprobs_of
 from sterna.executor.torch.sampler_state import SamplerState
 from sterna.protocol.sampling import SamplingParams
 
@@ -42,7 +43,9 @@ class Sampled:
     ids: torch.Tensor
     """(S,) int64."""
     ok: torch.Tensor
-    """(S,) bool: False where the logits had no finite maximum."""
+    """(S,) bool: False where the logits had no finite maximum, before or after they were edited."""
+    logprobs: StepLogprobs | None
+    """Of the rows that ask; None where none does."""
 
 
 class Sampler:
@@ -64,7 +67,11 @@ class Sampler:
         The tokens count as output from here on. A row that isn't ok has none, and has lost its place: it can only be released.
         """
         state = self.state
+        asking = np.flatnonzero(state.wants_logprobs[rows])
+        own = logits.index_select(0, self._tensor(asking)) if len(asking) else None  # before they are edited
+        ok: torch.Tensor | bool = True
         if not state.is_plain[rows].all():
+            ok = torch.isfinite(logits.amax(dim=1))
             self._penalise(logits, rows)
             self._bias(logits, rows)
         largest, ids = logits.max(dim=1)
@@ -75,7 +82,13 @@ class Sampler:
             chosen = self._tensor(random)
             ids = ids.index_copy(0, chosen, self._draw(logits.index_select(0, chosen), largest.index_select(0, chosen), rows[random]))
         self._advance(ids, rows)
-        return Sampled(ids, torch.isfinite(largest))
+        logprobs = None
+        if own is not None:
+            logprobs = logprobs_of(own, ids.index_select(0, self._tensor(asking)), asking, self._wishes(rows[asking]))
+        return Sampled(ids, torch.isfinite(largest) & ok, logprobs)
+
+    def _wishes(self, rows: Int32Array) -> tuple[LogprobWish, ...]:
+        return tuple(wish for index in rows.tolist() if (wish := self.state[index].logprobs) is not None)
 
     def _penalise(self, logits: torch.Tensor, rows: Int32Array) -> None:
         where, slots = self._penalised(rows)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from sterna.executor.base import Int32Array
+from sterna.executor.torch.logprobs import LogprobWish
 from sterna.protocol.sampling import SamplingParams
 
 
@@ -22,6 +23,7 @@ class BoundRow:
     bias_values: torch.Tensor | None
     end_ids: torch.Tensor | None
     """Ids that may not come before output token `min_new_tokens`; None where there are none."""
+    logprobs: LogprobWish | None
 
 
 class PenaltyCounts:
@@ -79,9 +81,10 @@ class SamplerState:
         self.min_new_tokens: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self.is_plain: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """No penalties, bias or end tokens to mask: the logits are taken as they are."""
+        self.wants_logprobs: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
     def bind(self, index: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
-        """See `Executor.bind`."""
+        """See `Executor.bind`. Raises ValueError for a token outside the vocabulary whose logprob is asked for, too."""
         if index in self._rows:
             raise ValueError(f"row {index} is bound")
         self._reserve(index + 1)
@@ -98,6 +101,7 @@ class SamplerState:
         self.output_len[index] = len(output)
         self.min_new_tokens[index] = params.min_new_tokens
         self.is_plain[index] = row.penalty_slot is None and row.bias_ids is None and row.end_ids is None
+        self.wants_logprobs[index] = row.logprobs is not None
 
     def release(self, index: int) -> None:
         row = self._rows.pop(index, None)
@@ -114,6 +118,7 @@ class SamplerState:
                 raise ValueError(f"row {index} wants a sample and isn't bound")
 
     def _make_row(self, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> BoundRow:
+        logprobs = LogprobWish.of(params, self.vocab_size)
         penalised = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         bias_ids = bias_values = end_ids = None
         if params.logit_bias:
@@ -123,7 +128,7 @@ class SamplerState:
             ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
             if ends:
                 end_ids = torch.tensor(ends, dtype=torch.int64, device=self._device)
-        return BoundRow(self.counts.take(prompt, output) if penalised else None, bias_ids, bias_values, end_ids)
+        return BoundRow(self.counts.take(prompt, output) if penalised else None, bias_ids, bias_values, end_ids, logprobs)
 
     def _reserve(self, rows: int) -> None:
         if rows <= len(self.output_len):
@@ -141,6 +146,7 @@ class SamplerState:
             "output_len",
             "min_new_tokens",
             "is_plain",
+            "wants_logprobs",
         ):
             column = getattr(self, name)
             grown = np.zeros(size, dtype=column.dtype)

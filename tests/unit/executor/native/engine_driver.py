@@ -167,9 +167,10 @@ class Driver:
             token = int(tokens[at])
             if token < 0:
                 continue
-            _, ids, values = logprobs[at]
+            chosen, ids, values, _ = logprobs[at]
             by_id = np.empty(self.spec.vocab_size, dtype=np.float32)
             by_id[ids] = values
+            assert by_id[token] == chosen
             row.output.append(token)
             row.logprobs.append(by_id)
 
