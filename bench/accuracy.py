@@ -183,7 +183,7 @@ class Native:
         if forced is None:
             return []
         assert tokens.tolist() == forced.tolist()
-        return [(chosen, int(top[0])) for chosen, top, *_ in logprobs]
+        return [(chosen, int(np.frombuffer(top, np.int32)[0])) for chosen, top, *_ in logprobs]
 
 
 def prompt_differences(native: Native, generated: Figures) -> int:

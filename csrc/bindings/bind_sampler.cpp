@@ -61,7 +61,8 @@ float floor_of(const std::string& isa, const SamplingOptions& options, const Row
 
 nb::object to_python(const std::optional<TokenLogprobs>& logprobs) {
   if (!logprobs) return nb::none();
-  return nb::make_tuple(logprobs->chosen, logprobs->ids, logprobs->values, logprobs->of_ids);
+  const auto packed = [](const auto& values) { return nb::bytes(values.data(), values.size() * sizeof(values[0])); };
+  return nb::make_tuple(logprobs->chosen, packed(logprobs->ids), packed(logprobs->values), packed(logprobs->of_ids));
 }
 
 void bind_sampler(nb::module_& m) {
@@ -84,7 +85,7 @@ void bind_sampler(nb::module_& m) {
   nb::class_<SampledToken>(m, "SampledToken")
       .def_ro("token", &SampledToken::token)
       .def_ro("nan", &SampledToken::nan)
-      .def_prop_ro("logprobs", [](const SampledToken& sampled) { return to_python(sampled.logprobs); }, "(chosen, top ids, top, of ids) or None");
+      .def_prop_ro("logprobs", [](const SampledToken& sampled) { return to_python(sampled.logprobs); }, "(chosen, top ids, top, of ids), the last three as bytes, or None");
   nb::class_<BoundSampler>(m, "Sampler")
       .def(nb::init<int, const std::string&>(), "vocab_size"_a, "isa"_a)
       .def("bind", &BoundSampler::bind, "row"_a, "options"_a, "prompt"_a, "output"_a)

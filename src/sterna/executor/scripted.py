@@ -121,7 +121,7 @@ def scripted_logprobs(params: SamplingParams, position: int, token: int) -> Toke
         return -_scripted_logprob(position, candidate), candidate
 
     top = sorted({token, *range(params.top_logprobs_num)}, key=order)[: params.top_logprobs_num]
-    return TokenLogprobs(
+    return TokenLogprobs.pack(
         _scripted_logprob(position, token),
         top,
         [_scripted_logprob(position, candidate) for candidate in top],

@@ -39,7 +39,7 @@ def expected(logits: Float32Array, params: SamplingParams, token: int) -> TokenL
     x = logits.astype(np.float64)
     every = np.maximum(x - x.max() - np.log(np.exp(x - x.max()).sum()), LOWEST)
     top = [int(i) for i in np.argsort(-x, kind="stable") if x[i] > -np.inf][: params.top_logprobs_num]
-    return TokenLogprobs(every[token], top, every[top].tolist(), every[list(params.token_ids_logprob)].tolist())
+    return TokenLogprobs.pack(every[token], top, every[top].tolist(), every[list(params.token_ids_logprob)].tolist())
 
 
 def assert_near(told: TokenLogprobs | None, exact: TokenLogprobs, *, tolerance: float = 1e-6) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from byte_model import tokenizer_json
 from model_facts import model_facts
 from sterna.config.server_args import ServerArgs
-from sterna.executor.scripted import ScriptedExecutor, create
+from sterna.executor.scripted import ScriptedExecutor, create, scripted_logprobs
 from sterna.protocol.channels import ToScheduler, ToServer
 from sterna.protocol.control import OutputCredit, SchedulerStats, SchedulingStarted
 from sterna.protocol.finish import FinishAbort, FinishReason
@@ -35,9 +36,11 @@ class Inbox:
 
 
 class Outbox:
-    """Folds rows as the server does: no gap, no overlap, one terminal row, nothing after it."""
+    """Folds rows as the server does: no gap, no overlap, one terminal row, nothing after it; each token's logprobs where they are due."""
 
     def __init__(self) -> None:
+        self.params: dict[str, SamplingParams] = {}
+        """What each rid asked for."""
         self.batches = 0
         self.rows: dict[str, list[TokenIDRow]] = {}
         self.stats: SchedulerStats | None = None
@@ -59,8 +62,20 @@ class Outbox:
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
             assert (row.times is not None) == (row.opening is not None or row.finished_reason is not None)
             rows.append(row)
+            self._check_logprobs(row)
             if row.finished_reason is not None:
                 self._begun -= {key for key in self._begun if key[1] == row.rid}
+
+    def _check_logprobs(self, row: TokenIDRow) -> None:
+        params = self.params[row.rid]
+        if not params.return_logprob:
+            assert row.logprobs is None
+            return
+        opening = self.rows[row.rid][0].opening
+        assert opening is not None
+        place = opening.prompt_tokens + row.start
+        due = [scripted_logprobs(params, place + k, token) for k, token in enumerate(row.output_ids)]
+        assert (row.logprobs or []) == due, f"{row.rid}: logprobs that aren't those of its tokens"
 
     def replace_detokenizer(self, address: str) -> None:
         self.detokenizers.append(address)
@@ -114,22 +129,26 @@ class Harness:
         arrival: float = 1.0,
         **params: object,
     ) -> None:
-        """`arrival`: when the server got it. Of one moment unless said: what orders them is then what a test varies."""
+        """`arrival`: when the server got it. Of one moment unless said: what orders them is then what a test varies.
+
+        About half of all rids ask for logprobs, unless `params` say: whatever a test is about, they mustn't get lost or mixed up.
+        """
+        params = logprob_wish(rid) | params
         sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
-        self.inbox.messages.append(
-            TokenizedGenerateReqInput(
-                rid=rid,
-                input_ids=prompt,
-                sampling_params=sampling,
-                stream=stream,
-                reply_to="ipc://server",
-                cache_namespace=CacheNamespace(salt=salt),
-                resume_output_ids=resume or [],
-                resume_chars=resume_chars,
-                priority=priority,
-                received_time=arrival,
-            )
+        message = TokenizedGenerateReqInput(
+            rid=rid,
+            input_ids=prompt,
+            sampling_params=sampling,
+            stream=stream,
+            reply_to="ipc://server",
+            cache_namespace=CacheNamespace(salt=salt),
+            resume_output_ids=resume or [],
+            resume_chars=resume_chars,
+            priority=priority,
+            received_time=arrival,
         )
+        self.outbox.params.setdefault(rid, sampling)
+        self.inbox.messages.append(message)
 
     def abort(self, rid: str) -> None:
         self.inbox.messages.append(AbortReq(rid=rid))
@@ -194,6 +213,12 @@ class Harness:
         assert not scheduler.running.reqs
         assert self.outbox.stats is not None
         assert (self.outbox.stats.num_running_reqs, self.outbox.stats.num_waiting_reqs, self.outbox.stats.kv_used_tokens) == (0, 0, 0)
+
+
+def logprob_wish(rid: str) -> dict[str, object]:
+    """What a request of that name asks for, whenever it comes: it may come again after a crash."""
+    code = zlib.crc32(rid.encode())
+    return {"return_logprob": True, "top_logprobs_num": code % 3, "token_ids_logprob": (5, 6)[: code % 4]} if code & 8 else {}
 
 
 def echo(prompt: list[int], count: int) -> list[int]:

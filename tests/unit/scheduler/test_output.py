@@ -90,7 +90,7 @@ def calls_per_turn(running: int, waiting: int, policy: str) -> int:
     h.scheduler._check_every_slot = False
     h.scheduler.stats.due = lambda now: False  # type: ignore[method-assign]
     for i in range(running + waiting):
-        h.send(f"r{i}", [1 + i % 900, 2 + i // 900, 3], 60)
+        h.send(f"r{i}", [1 + i % 900, 2 + i // 900, 3], 60, return_logprob=False)
     while len(h.scheduler.running) < running or len(h.scheduler.reqs) < running + waiting:
         h.turn()
     h.turn()

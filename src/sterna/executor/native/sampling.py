@@ -8,7 +8,7 @@ from sterna.protocol.sampling import SamplingParams
 
 _INT32_MAX = 2**31 - 1
 
-RowLogprobs = tuple[float, list[int], list[float], list[float]]
+RowLogprobs = tuple[float, bytes, bytes, bytes]
 """`TokenLogprobs` as the engine gives them: the fields in their order."""
 
 

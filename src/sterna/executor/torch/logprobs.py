@@ -58,7 +58,7 @@ class StepLogprobs:
         told = {}
         for at, (place, wish) in enumerate(zip(self.places.tolist(), self.wishes, strict=True)):
             count = min(wish.top, possible[at])
-            told[place] = TokenLogprobs(chosen[at], top_ids[at][:count], top[at][:count], of_ids[at][: len(wish.ids)])
+            told[place] = TokenLogprobs.pack(chosen[at], top_ids[at][:count], top[at][:count], of_ids[at][: len(wish.ids)])
         return told
 
 

@@ -169,7 +169,7 @@ class Driver:
                 continue
             chosen, ids, values, _ = logprobs[at]
             by_id = np.empty(self.spec.vocab_size, dtype=np.float32)
-            by_id[ids] = values
+            by_id[np.frombuffer(ids, np.int32)] = np.frombuffer(values, np.float32)
             assert by_id[token] == chosen
             row.output.append(token)
             row.logprobs.append(by_id)

@@ -84,13 +84,13 @@ def test_a_token_that_cannot_be_is_in_no_list_and_has_the_lowest_float32_where_i
     logits = np.array([3e38, -np.inf, -3e38, 3e38], dtype=np.float32)
     params = SamplingParams(temperature=0.0, return_logprob=True, top_logprobs_num=4, token_ids_logprob=(1, 2, 1))
     half = float(np.float32(-np.log(2)))
-    assert told(logits, params) == (0, TokenLogprobs(half, [0, 3, 2], [half, half, LOWEST], [LOWEST] * 3))
+    assert told(logits, params) == (0, TokenLogprobs.pack(half, [0, 3, 2], [half, half, LOWEST], [LOWEST] * 3))
 
 
 def test_nobody_is_told_who_has_not_asked() -> None:
     logits = logits_of("plain", 40, 0)
     assert sample(logits, SamplingParams()).logprobs is None
-    assert sample(logits, SamplingParams(return_logprob=True)).logprobs[1:] == ([], [], [])
+    assert sample(logits, SamplingParams(return_logprob=True)).logprobs[1:] == (b"", b"", b"")
     logits[7] = np.nan
     assert sample(logits, PLAIN).logprobs is None
 
