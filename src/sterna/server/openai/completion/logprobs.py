@@ -23,11 +23,12 @@ class LogprobLists:
         self._offset = 0
 
     def take(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Of the next tokens, `ids`. A token that begins inside a character has the offset of that character."""
+        """Of the next tokens, `ids`. A token that begins inside a character has the offset of that character; one that doesn't go on
+        with the bytes that there are of it begins after what stands in their place."""
         lists = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
         for token_id, each in zip(ids, logprobs, strict=True):
             text, data = self._spelling.name(token_id)
-            lists.text_offset.append(self._offset)
+            lists.text_offset.append(self._offset + self._breaks_off(data))
             self._offset += len(self._decoder.decode(bytes(data)))
             lists.token_logprobs.append(each.chosen)
             lists.tokens.append(text)
@@ -37,3 +38,14 @@ class LogprobLists:
             top.setdefault(text, each.chosen)
             lists.top_logprobs.append(top)
         return lists
+
+    def _breaks_off(self, data: Sequence[int]) -> int:
+        """How many characters (0 or 1) the bytes of an unfinished character come to because `data` isn't its rest."""
+        begun = self._decoder.getstate()[0]
+        if not begun or not data:
+            return 0
+        try:
+            _utf8_decoder("strict").decode(begun + bytes(data[:1]))
+        except UnicodeDecodeError:
+            return 1
+        return 0
