@@ -84,7 +84,7 @@ class SamplerState:
         self.wants_logprobs: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
     def bind(self, index: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
-        """See `Executor.bind`. Raises ValueError for a token outside the vocabulary whose logprob is asked for, too."""
+        """See `Executor.bind`."""
         if index in self._rows:
             raise ValueError(f"row {index} is bound")
         self._reserve(index + 1)
