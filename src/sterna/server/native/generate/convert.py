@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
 from sterna.server.fields import member_rid, to_rid, to_session
-from sterna.server.logprobs import LogprobWish
-from sterna.server.native.generate.protocol import GenerateRequest
+from sterna.server.logprobs import MAX_TOP_LOGPROBS, LogprobWish, check_token_ids
+from sterna.server.native.generate.protocol import GenerateBody, GenerateRequest
 from sterna.server.sampling import Lengths, SamplingResolver
 
 DEFAULT_MAX_NEW_TOKENS = 128
+
+T = TypeVar("T")
 
 
 def to_rids(request: GenerateRequest) -> tuple[str, list[str]]:
@@ -27,6 +30,42 @@ def to_rids(request: GenerateRequest) -> tuple[str, list[str]]:
         return (rids[0] if count == 1 else to_rid(None, "gen-")), rids
     rid = to_rid(given, "gen-")
     return rid, [rid] if count == 1 else [member_rid(rid, index) for index in range(count)]
+
+
+def to_wishes(body: GenerateBody, count: int, vocab_size: int) -> list[LogprobWish | None]:
+    """One per prompt. A field that is no list of `count` is meant for every prompt. Raises InvalidRequest."""
+    asked = _each(body.return_logprob, count, "return_logprob", absent=False)
+    tops = _each(body.top_logprobs_num, count, "top_logprobs_num", absent=0)
+    ids = _token_ids(body.token_ids_logprob, count)
+    wishes: list[LogprobWish | None] = []
+    for wanted, top, token_ids in zip(asked, tops, ids, strict=True):
+        if top > MAX_TOP_LOGPROBS:
+            raise InvalidRequest(f"top_logprobs_num: at most {MAX_TOP_LOGPROBS}", param="top_logprobs_num")
+        check_token_ids(token_ids, vocab_size, "token_ids_logprob")
+        if not wanted and (top or token_ids):
+            param = "top_logprobs_num" if top else "token_ids_logprob"
+            raise InvalidRequest(f"{param}: only with `return_logprob: true`", param=param)
+        wishes.append(LogprobWish(top, tuple(token_ids)) if wanted else None)
+    return wishes
+
+
+def _each(given: T | list[T] | None, count: int, param: str, *, absent: T) -> list[T]:
+    if not isinstance(given, list):
+        return [absent if given is None else given] * count
+    if len(given) != count:
+        raise InvalidRequest(f"{param}: {len(given)} for {count} prompts", param=param)
+    return given
+
+
+def _token_ids(given: list[int | list[int]] | None, count: int) -> list[list[int]]:
+    param = "token_ids_logprob"
+    if not given:
+        return [[]] * count
+    if len(set(map(type, given))) > 1:
+        raise InvalidRequest(f"{param}: a list holds token ids, or lists of token ids", param=param)
+    if isinstance(given[0], int):
+        return [given] * count  # type: ignore[list-item]
+    return _each(given, count, param, absent=[])  # type: ignore[arg-type]
 
 
 def to_generate(

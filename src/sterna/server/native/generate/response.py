@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TypedDict
 
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.server.generation import Full
-from sterna.server.native.generate.logprobs import LogprobRows
-from sterna.server.native.generate.protocol import GenerateOutput, MetaInfo
+from sterna.server.logprobs import LogprobWish, Spelling
+from sterna.server.native.generate.protocol import GenerateOutput, LogprobRow, MetaInfo
 from sterna.tokenizer_manager.req_state import JournalReader
 
 
@@ -47,3 +49,49 @@ def finish_dict(reason: FinishReason) -> dict[str, str | int]:
             return {"type": "length", "length": reason.length}
         case FinishAbort():
             return {"type": "abort", "message": reason.message}
+
+
+class LogprobFields(TypedDict, total=False):
+    """Of `MetaInfo`."""
+
+    input_token_logprobs: list[LogprobRow]
+    output_token_logprobs: list[LogprobRow]
+    output_top_logprobs: list[list[LogprobRow]]
+    output_token_ids_logprobs: list[list[LogprobRow]]
+
+
+class LogprobRows:
+    """The rows of one prompt's output, for its `meta_info`."""
+
+    def __init__(self, wish: LogprobWish, spelling: Spelling | None) -> None:
+        """Rows hold texts where there is a `spelling`."""
+        self._wish = wish
+        self._spelling = spelling
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rows so far."""
+        self._chosen: list[LogprobRow] = []
+        self._top: list[list[LogprobRow]] = []
+        self._of_ids: list[list[LogprobRow]] = []
+
+    def take(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Add the next tokens, `ids`."""
+        row, wish = self._row, self._wish
+        for token_id, each in zip(ids, logprobs, strict=True):
+            self._chosen.append(row(each.chosen, token_id))
+            if wish.top:
+                self._top.append(list(map(row, each.top, each.top_ids)))
+            if wish.token_ids:
+                self._of_ids.append(list(map(row, each.of_ids, wish.token_ids)))
+
+    def fields(self) -> LogprobFields:
+        fields = LogprobFields(input_token_logprobs=[], output_token_logprobs=self._chosen)
+        if self._wish.top:
+            fields["output_top_logprobs"] = self._top
+        if self._wish.token_ids:
+            fields["output_token_ids_logprobs"] = self._of_ids
+        return fields
+
+    def _row(self, logprob: float, token_id: int) -> LogprobRow:
+        return logprob, token_id, None if self._spelling is None else self._spelling.name(token_id).text

@@ -9,10 +9,9 @@ from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
 from sterna.server.generation import write_stream
 from sterna.server.logprobs import LogprobWish, Spelling
-from sterna.server.native.generate.convert import to_generate, to_rids
-from sterna.server.native.generate.logprobs import LogprobRows, to_wishes
+from sterna.server.native.generate.convert import to_generate, to_rids, to_wishes
 from sterna.server.native.generate.protocol import GenerateRequest, decode
-from sterna.server.native.generate.response import to_response
+from sterna.server.native.generate.response import LogprobRows, to_response
 from sterna.server.native.generate.stream import GenerateChunks
 from sterna.server.terms import to_terms
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sterna.server.native.generate.logprobs import LogprobRows
 from sterna.server.native.generate.protocol import GenerateOutput
-from sterna.server.native.generate.response import to_meta_info
+from sterna.server.native.generate.response import LogprobRows, to_meta_info
 from sterna.server.sse import DONE, event
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
 

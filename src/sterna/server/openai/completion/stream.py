@@ -10,7 +10,7 @@ import msgspec
 
 from sterna.protocol.finish import openai_name
 from sterna.server.logprobs import Spelling
-from sterna.server.openai.completion.logprobs import LogprobLists
+from sterna.server.openai.completion.response import LogprobLists
 from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
