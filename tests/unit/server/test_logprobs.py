@@ -210,6 +210,7 @@ async def test_a_stream_s_rows_are_those_of_the_whole_answer(incremental: bool) 
         ("/generate", {"text": "hi", "top_logprobs_num": 1}, "top_logprobs_num"),
         ("/generate", {"text": "hi", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+        ("/generate", {"text": ["hi", "ho"], "return_logprob": True, "top_logprobs_num": [1, 21]}, "top_logprobs_num[1]"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [260]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [0] * 129}, "token_ids_logprob"),

@@ -8,7 +8,7 @@ from typing import TypeVar
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
 from sterna.server.fields import member_rid, to_rid, to_session
-from sterna.server.logprobs import MAX_TOP_LOGPROBS, LogprobWish, check_token_ids
+from sterna.server.logprobs import LogprobWish, check_token_ids
 from sterna.server.native.generate.protocol import GenerateBody, GenerateRequest
 from sterna.server.sampling import Lengths, SamplingResolver
 
@@ -39,8 +39,6 @@ def to_wishes(body: GenerateBody, count: int, vocab_size: int) -> list[LogprobWi
     ids = _token_ids(body.token_ids_logprob, count)
     wishes: list[LogprobWish | None] = []
     for wanted, top, token_ids in zip(asked, tops, ids, strict=True):
-        if top > MAX_TOP_LOGPROBS:
-            raise InvalidRequest(f"top_logprobs_num: at most {MAX_TOP_LOGPROBS}", param="top_logprobs_num")
         check_token_ids(token_ids, vocab_size, "token_ids_logprob")
         if not wanted and (top or token_ids):
             param = "top_logprobs_num" if top else "token_ids_logprob"
