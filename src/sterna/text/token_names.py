@@ -12,8 +12,8 @@ class TokenName(NamedTuple):
     """Its text. Bytes that are no UTF-8 by themselves are escaped (`\\xe2\\x80`), so that two tokens seldom share a name. One that
     isn't shown is spelled as in the vocabulary."""
     data: tuple[int, ...]
-    """The bytes that it adds to an output's text: joined, those of an output's tokens are its text in UTF-8, stops included. Empty where it
-    isn't shown."""
+    """The bytes that it adds to an output's text: joined, those of an output's tokens are its text in UTF-8, stops included, unless the
+    decoder lets a token's text depend on its neighbours (`Tokenizer.piece`). Empty where it isn't shown."""
 
 
 class TokenNames:

@@ -149,7 +149,7 @@ async def test_a_stream_of_several_completions_has_the_lists_of_each() -> None:
 async def test_generate_s_rows_have_sglang_s_shape() -> None:
     body = {"text": "hi", "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 7]}
     meta = (await ask(body, "/generate", "ab")).json["meta_info"]
-    assert meta["input_token_logprobs"] == []
+    assert meta["input_token_logprobs"] == meta["input_top_logprobs"] == meta["input_token_ids_logprobs"] == []
     assert meta["output_token_logprobs"] == [[-1 / 8, 97, None], [-2 / 8, 98, None]]
     assert meta["output_top_logprobs"] == [[[-1 / 8, 97, None], [-9 / 8, 96, None]], [[-2 / 8, 98, None], [-10 / 8, 97, None]]]
     assert meta["output_token_ids_logprobs"] == [

@@ -159,11 +159,13 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_latency: float | None = None
     """Seconds from the request's arrival to its last token."""
     # What `return_logprob` adds: lists with one entry per output token.
+    # Those of the input are empty: of prompts there are none. SGLang's clients look for them.
     input_token_logprobs: list[LogprobRow] | msgspec.UnsetType = msgspec.UNSET
-    """Empty: of prompts there are none."""
     output_token_logprobs: list[LogprobRow] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     """With `top_logprobs_num`: the likeliest tokens, likeliest first."""
+    input_token_ids_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     output_token_ids_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     """With `token_ids_logprob`: those tokens, in its order."""
 

@@ -56,7 +56,9 @@ class LogprobFields(TypedDict, total=False):
 
     input_token_logprobs: list[LogprobRow]
     output_token_logprobs: list[LogprobRow]
+    input_top_logprobs: list[list[LogprobRow]]
     output_top_logprobs: list[list[LogprobRow]]
+    input_token_ids_logprobs: list[list[LogprobRow]]
     output_token_ids_logprobs: list[list[LogprobRow]]
 
 
@@ -88,9 +90,9 @@ class LogprobRows:
     def fields(self) -> LogprobFields:
         fields = LogprobFields(input_token_logprobs=[], output_token_logprobs=self._chosen)
         if self._wish.top:
-            fields["output_top_logprobs"] = self._top
+            fields |= {"input_top_logprobs": [], "output_top_logprobs": self._top}
         if self._wish.token_ids:
-            fields["output_token_ids_logprobs"] = self._of_ids
+            fields |= {"input_token_ids_logprobs": [], "output_token_ids_logprobs": self._of_ids}
         return fields
 
     def _row(self, logprob: float, token_id: int) -> LogprobRow:
