@@ -1,11 +1,21 @@
-"""Log-probabilities of output tokens, as they travel from the executor to the server."""
+"""Log-probabilities of output tokens: what is asked for, and what travels from the executor to the server."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
+
+
+class LogprobWish(NamedTuple):
+    """What a request wants to know of each of its output tokens, besides the token's own logprob."""
+
+    top: int = 0
+    """How many of the likeliest tokens'."""
+    token_ids: tuple[int, ...] = ()
+    """Of which tokens."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

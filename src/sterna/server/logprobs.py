@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -15,15 +15,6 @@ MAX_TOP_LOGPROBS = 20
 MAX_TOKEN_IDS_LOGPROB = 128
 
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
-
-
-class LogprobWish(NamedTuple):
-    """What a request wants to know of each of its output tokens, besides the token's own logprob."""
-
-    top: int = 0
-    """How many of the likeliest tokens'."""
-    token_ids: tuple[int, ...] = ()
-    """Of which tokens."""
 
 
 def check_token_ids(ids: list[int], vocab_size: int, param: str) -> None:

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
+from sterna.protocol.logprobs import LogprobWish
 from sterna.server.fields import member_rid, to_rid, to_session
-from sterna.server.logprobs import LogprobWish, check_token_ids
+from sterna.server.logprobs import check_token_ids
 from sterna.server.native.generate.protocol import GenerateBody, GenerateRequest
 from sterna.server.sampling import Lengths, SamplingResolver
 

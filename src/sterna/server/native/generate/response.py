@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
-from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.logprobs import LogprobWish, TokenLogprobs
 from sterna.server.generation import Full
-from sterna.server.logprobs import LogprobWish, Spelling
+from sterna.server.logprobs import Spelling
 from sterna.server.native.generate.protocol import GenerateOutput, LogprobRow, MetaInfo
 from sterna.tokenizer_manager.req_state import JournalReader
 

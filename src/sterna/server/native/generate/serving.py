@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sterna.protocol.generate import GenerateReqInput
+from sterna.protocol.logprobs import LogprobWish
 from sterna.server.context import AppContext
 from sterna.server.exchange import Exchange
 from sterna.server.generation import write_stream
-from sterna.server.logprobs import LogprobWish, Spelling
+from sterna.server.logprobs import Spelling
 from sterna.server.native.generate.convert import to_generate, to_rids, to_wishes
 from sterna.server.native.generate.protocol import GenerateRequest, decode
 from sterna.server.native.generate.response import LogprobRows, to_response
