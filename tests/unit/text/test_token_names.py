@@ -22,7 +22,8 @@ def test_the_bytes_of_an_outputs_tokens_join_to_its_text(data: st.DataObject, na
     joined = bytes(byte for token_id in ids for byte in names.name(token_id, skip_special_tokens=skip).data)
     status = DecodeStatus(tokenizer, tail, skip_special_tokens=skip, spaces_between_special_tokens=True)
     text = status.push(ids) + status.finish()
-    assert joined.decode("utf-8", "replace") == text or "\ufffd" in text  # what is no UTF-8 as a text: only the bytes say what it was
+    # What is no UTF-8: SentencePiece has a U+FFFD for each byte.
+    assert joined.decode("utf-8", "replace") == text or (name != "byte_level" and "\ufffd" in text)
 
 
 @pytest.mark.parametrize("name", ALL)
