@@ -18,11 +18,15 @@ class LogprobWish(NamedTuple):
     """Of which tokens."""
 
 
+LEAST_LOGPROB = -9999.0
+"""Stands for less, and for a probability of 0. JSON has no infinity; this is OpenAI's word for a token that is very unlikely."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Of one output token of a request with `SamplingParams.return_logprob`.
 
-    Each is the log softmax of the model's own logits, before penalties, bias, grammar, temperature and filters; finite: where a probability
-    is 0 it is the lowest float32.
+    Each is the log softmax of the model's own logits, before penalties, bias, grammar, temperature and filters, and no less than
+    `LEAST_LOGPROB`.
     Lists are packed, as int32 or float32 of this machine: a journal may hold thousands of these, and each crosses two sockets.
     """
 

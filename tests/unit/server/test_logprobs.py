@@ -129,6 +129,33 @@ async def test_a_completion_s_lists_are_parallel() -> None:
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("data", "text", "offsets"),
+    [
+        (b"\xe2a", "\ufffda", [0, 1]),
+        (b"\xe2\x82\xe2\x82\xacb", "\ufffd€b", [0, 0, 1, 1, 1, 2]),
+        (b"a\x82b", "a\ufffdb", [0, 1, 2]),
+        (b"\xef\xbf\xbdb", "\ufffdb", [0, 0, 0, 1]),  # a replacement character of the model's own
+        (b"\xe0\x82a", "\ufffd\ufffda", [0, 1, 2]),  # 82 can't follow e0
+    ],
+)
+async def test_what_follows_a_character_that_stays_unfinished_begins_after_it(
+    data: bytes, text: str, offsets: list[int], stream: bool
+) -> None:
+    async def play(engine: Engine, request: TokenizedGenerateReqInput) -> None:
+        for byte in data[:-1]:
+            engine.put(request.rid, "", ids=[byte])
+        engine.put(request.rid, text, reason=FinishLength(len(data)), ids=[data[-1]])
+
+    async with running() as engine:
+        engine.script = play
+        call = await post(engine.app, COMPLETIONS, {"prompt": "hi", "logprobs": 0, "stream": stream})
+    choices = [choice for event in call.events[:-1] for choice in event["choices"]] if stream else call.json["choices"]
+    assert "".join(choice["text"] for choice in choices) == text
+    assert [offset for choice in choices if choice["logprobs"] for offset in choice["logprobs"]["text_offset"]] == offsets
+
+
 async def test_zero_asks_for_the_token_s_own() -> None:
     choice = (await ask({"prompt": "hi", "logprobs": 0}, COMPLETIONS)).json["choices"][0]
     assert choice["logprobs"]["top_logprobs"] == [{"a": -1 / 8}, {"\\xe2": -2 / 8}, {"\\x82": -3 / 8}, {"\\xac": -4 / 8}, {"b": -5 / 8}]
@@ -180,6 +207,13 @@ async def test_each_prompt_of_a_list_has_what_it_asks_for() -> None:
     assert "output_top_logprobs" not in third
 
 
+async def test_what_is_said_of_all_prompts_is_meant_for_those_that_ask() -> None:
+    body = {"text": ["a", "b"], "return_logprob": [True, False], "top_logprobs_num": 1, "token_ids_logprob": [9]}
+    first, second = (entry["meta_info"] for entry in (await ask(body, "/generate", "x")).json)
+    assert len(first["output_top_logprobs"]) == len(first["output_token_ids_logprobs"]) == 1
+    assert not any("logprobs" in name for name in second)
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 async def test_a_stream_s_rows_are_those_of_the_whole_answer(incremental: bool) -> None:
     body = {"text": "hi", "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5]}
@@ -209,6 +243,8 @@ async def test_a_stream_s_rows_are_those_of_the_whole_answer(incremental: bool) 
         (COMPLETIONS, {"prompt": "hi", "logprobs": 1, "echo": True}, "echo"),
         ("/generate", {"text": "hi", "top_logprobs_num": 1}, "top_logprobs_num"),
         ("/generate", {"text": "hi", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ("/generate", {"text": ["a", "b"], "return_logprob": [True, False], "top_logprobs_num": [0, 1]}, "top_logprobs_num"),
+        ("/generate", {"text": ["a", "b"], "return_logprob": [False, True], "token_ids_logprob": [[1], []]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
         ("/generate", {"text": ["hi", "ho"], "return_logprob": True, "top_logprobs_num": [1, 21]}, "top_logprobs_num[1]"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [260]}, "token_ids_logprob"),

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sterna.protocol.logprobs import LogprobWish, TokenLogprobs
+from sterna.protocol.logprobs import LEAST_LOGPROB, LogprobWish, TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 _ROWS = 16
 """Rows that are looked at in float64 at once: bounds the memory of a step."""
-_LOWEST = torch.finfo(torch.float32).min
 
 
 def wish_of(params: SamplingParams, vocab_size: int) -> LogprobWish | None:
@@ -62,7 +61,7 @@ def logprobs_of(logits: torch.Tensor, ids: torch.Tensor, places: NDArray[np.intp
     top_logits = logits.gather(1, top_ids)
 
     def told(values: torch.Tensor) -> torch.Tensor:
-        return (values - largest - log_sums).clamp_(min=_LOWEST).float()
+        return (values - largest - log_sums).clamp_(min=LEAST_LOGPROB).float()
 
     top = told(top_logits).masked_fill_(top_logits == -torch.inf, -torch.inf)
     chosen = told(logits.gather(1, ids[:, None])).squeeze(1)

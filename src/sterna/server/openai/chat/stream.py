@@ -10,8 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from sterna.protocol.finish import openai_name
-from sterna.server.logprobs import Spelling
-from sterna.server.openai.chat.response import to_logprobs
+from sterna.server.openai.chat.response import ChatEntries
 from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
@@ -22,10 +21,10 @@ _encode = msgspec.json.encode
 class ChatChunks:
     """The chunks of one stream of one choice."""
 
-    __slots__ = ("_content", "_continuous", "_head", "_include_usage", "_opened", "_plain_end", "_spelling")
+    __slots__ = ("_content", "_continuous", "_entries", "_head", "_include_usage", "_opened", "_plain_end")
 
-    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, spelling: Spelling | None = None) -> None:
-        """Chunks have logprobs where there is a `spelling` for their tokens."""
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, entries: ChatEntries | None) -> None:
+        """Chunks have logprobs where there are `entries` to write them with."""
         self._include_usage = bool(options.include_usage)
         self._continuous = bool(options.continuous_usage_stats)
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
@@ -35,7 +34,7 @@ class ChatChunks:
         )
         self._content = self._head + b'{"index":0,"delta":{"content":'
         self._plain_end = b',"usage":null}\n\n' if self._include_usage else b"}\n\n"
-        self._spelling = spelling
+        self._entries = entries
         self._opened = False
 
     def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
@@ -45,8 +44,10 @@ class ChatChunks:
             self._opened = True
             data = b'%b{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]%b' % (self._head, end)
         logprobs = None
-        if self._spelling is not None and delta.output_ids:
-            logprobs = _encode(to_logprobs(delta.output_ids, delta.logprobs, self._spelling))
+        if self._entries is not None and delta.output_ids:
+            self._entries.clear()
+            self._entries.add(delta.output_ids, delta.logprobs)
+            logprobs = _encode(self._entries.shown())
         if delta.text or logprobs is not None:
             text, logprobs = _encode(delta.text), logprobs or b"null"
             data += b'%b%b},"logprobs":%b,"finish_reason":null}]%b' % (self._content, text, logprobs, end)
