@@ -10,7 +10,7 @@ Logprobs::Logprobs(const Kernels& kernels, const float* logits, int n, float max
     : kernels_(kernels), logits_(logits), n_(n), maximum_(maximum), log_sum_(std::log(kernels.exp_sum(logits, n, maximum))) {}
 
 float Logprobs::of(float logit) const {
-  return float(std::max(double(logit) - maximum_ - log_sum_, -double(std::numeric_limits<float>::max())));
+  return float(std::max(double(logit) - maximum_ - log_sum_, kLeastLogprob));
 }
 
 void Logprobs::top(int k, TokenLogprobs& out, SamplerScratch& scratch) const {

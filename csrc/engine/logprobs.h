@@ -13,12 +13,15 @@ struct TokenLogprobs {
   std::vector<float> of_ids;  // of the ids that were asked for, in their order
 };
 
+// Stands for less, and for nothing at all (src/sterna/protocol/logprobs.py: LEAST_LOGPROB).
+constexpr double kLeastLogprob = -9999;
+
 class Logprobs {
  public:
   // `maximum` of logits[n]: finite.
   Logprobs(const Kernels& kernels, const float* logits, int n, float maximum);
 
-  // Finite: the lowest float where a float can't hold it.
+  // At least kLeastLogprob.
   float of(float logit) const;
   // The k largest, the lowest id first among equals. Tokens of logit -inf are left out, so they may be fewer.
   void top(int k, TokenLogprobs& out, SamplerScratch& scratch) const;

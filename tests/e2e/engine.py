@@ -26,6 +26,7 @@ from sterna.models.spec import ModelSpec
 from sterna.protocol.control import OutputCredit
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import AbortReq, TokenizedGenerateReqInput
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 from sterna.scheduler.process import LazyTokenizer, create_scheduler
 from unit.scheduler.harness import Inbox, Outbox
@@ -35,6 +36,7 @@ THREADS = 1
 """Compute threads of everything under test: two that wait for each other on a busy machine take far longer than one."""
 
 GREEDY = SamplingParams(temperature=0.0)
+LOGPROBS = {"return_logprob": True, "top_logprobs_num": 5, "token_ids_logprob": (3, 40)}
 EXACT: dict[str, dict[str, Any]] = {"torch": {"dtype": "float32", "device": "cpu"}, "native": {}}
 """Settings with which an executor's tokens depend on the request only."""
 
@@ -55,6 +57,8 @@ class Ask:
 @dataclass(frozen=True)
 class Answer:
     ids: list[int]
+    logprobs: list[TokenLogprobs]
+    """One per token, where the engine asks."""
     reason: FinishReason
     cached_tokens: int
     chunks: int
@@ -107,9 +111,9 @@ class WatchedStep:
 class Engine:
     """One model, loaded. Its prefix cache lives from one `run` to the next."""
 
-    def __init__(self, folder: Path, *, executor: str = "torch", overlap: bool = False, **settings: Any) -> None:
-        """`overlap`: each step is submitted before the one before it is read, as on a device that runs beside the host. `settings` are of
-        `ServerArgs`."""
+    def __init__(self, folder: Path, *, executor: str = "torch", overlap: bool = False, logprobs: bool = False, **settings: Any) -> None:
+        """`overlap`: each step is submitted before the one before it is read, as on a device that runs beside the host. `logprobs`: every
+        request asks for them. `settings` are of `ServerArgs`."""
         model = ModelConfig.load(folder)
         defaults: dict[str, Any] = {"max_total_tokens": 4096, "context_length": model.context_len, "threads": THREADS}
         args = ServerArgs(executor=executor, **EXACT[executor], **{**defaults, **settings})
@@ -121,6 +125,7 @@ class Engine:
             args, model, self.executor, self.inbox, self.outbox, epoch=EPOCH, tokenizer=LazyTokenizer(folder), check_every_slot=True
         )
         self._asked = 0
+        self._wish = LOGPROBS if logprobs else {}
         self._batch_sizes: dict[str, int] = {}
         self._group_layers = [group.layers for group in msgspec.json.decode((folder / "spec.json").read_bytes(), type=ModelSpec).kv_groups]
         self._spoilt = [np.zeros(slots, dtype=np.bool_) for slots in self.executor.info.group_slots]
@@ -172,7 +177,7 @@ class Engine:
             TokenizedGenerateReqInput(
                 rid=rid,
                 input_ids=ask.prompt,
-                sampling_params=_replace(ask.params, max_new_tokens=ask.tokens, ignore_eos=ask.ignore_eos),
+                sampling_params=_replace(ask.params, max_new_tokens=ask.tokens, ignore_eos=ask.ignore_eos, **self._wish),
                 stream=True,
                 reply_to="",
                 resume_output_ids=list(ask.resume),
@@ -232,6 +237,7 @@ class Engine:
         assert opening is not None
         return Answer(
             ids=[token for row in rows for token in row.output_ids],
+            logprobs=[each for row in rows for each in row.logprobs or []],
             reason=reason,
             cached_tokens=opening.cached_tokens,
             chunks=times.chunks,

@@ -121,14 +121,16 @@ def test_the_default_model_is_told_the_truth_of_what_it_says(smollm2: Path) -> N
     """Over its own vocabulary, quantised: the distribution sums to one, and the likeliest token is what it says when greedy."""
     args = ServerArgs(threads=THREADS, max_total_tokens=1024, context_length=512)
     executor = create_executor(args, smollm2)
-    running = SeamDriver(executor)
     vocab = tuple(range(49_152))
     params = SamplingParams(temperature=0.0, return_logprob=True, top_logprobs_num=20, token_ids_logprob=vocab)
-    row = running.add([1, 504, 3575, 282, 4649, 314], params)
-    running.run(row, tokens=4, overlap=True)
+    try:
+        running = SeamDriver(executor)
+        row = running.add([1, 504, 3575, 282, 4649, 314], params)
+        running.run(row, tokens=4, overlap=True)
+    finally:
+        executor.shutdown()
     for each, token in zip(row.logprobs, row.output, strict=True):
         assert each is not None
         assert each.top_ids[0] == token
         assert each.top == sorted(each.of_ids, reverse=True)[:20]
         assert np.exp(np.array(each.of_ids, dtype=np.float64)).sum() == pytest.approx(1, abs=1e-5)
-    executor.shutdown()

@@ -1,5 +1,6 @@
-"""Invariant 7 on the native executor, through the real scheduler: a request's tokens are those that it gets alone, on a cold cache, in one
-chunk, step by step and on one thread, whatever the weights' format. Freed pages are filled with NaN; slots are counted after every step."""
+"""Invariant 7 on the native executor, through the real scheduler: a request's tokens, and to the bit their logprobs, are those that it gets
+alone, on a cold cache, in one chunk, step by step and on one thread, whatever the weights' format. Freed pages are filled with NaN; slots
+are counted after every step."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from e2e.engine import Answer, Ask, Engine
 from e2e.test_conditions import PAGE, STYLES, TOKENS, expect_no_outputs, ids, neighbours, too_many, traffic
 from sterna.executor.native import _native
 from sterna.mem_cache.window import most_window_tokens
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 
@@ -38,30 +40,48 @@ SUBJECTS = [
 """Every format of weights; windows in all layers and in some; experts."""
 
 
+class Said(NamedTuple):
+    """What must not depend on anything but the request."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+
+    @staticmethod
+    def of(answer: Answer) -> Said:
+        assert len(answer.ids) == len(answer.logprobs)
+        return Said(answer.ids, answer.logprobs)
+
+    def first(self, count: int) -> Said:
+        return Said(self.ids[:count], self.logprobs[:count])
+
+    def after(self, count: int) -> Said:
+        return Said(self.ids[count:], self.logprobs[count:])
+
+
 class Natives:
     """Engines over tiny models, and what each says to a request that is alone."""
 
     def __init__(self, tiny: TinyModels) -> None:
         self._tiny = tiny
         self._quiet = cache(lambda subject: self.engine(subject, overlap=False, radix_cache=False, chunked_prefill_size=0))
-        self._known: dict[tuple[Subject, str], list[int]] = {}
+        self._known: dict[tuple[Subject, str], Said] = {}
 
     def engine(self, subject: Subject, *, overlap: bool = True, **settings: object) -> Engine:
         folder = self._tiny.resolve(self._tiny.hf(subject.model))
         settings = {"quantization": subject.quantization, "cache_dir": str(self._tiny.cache_dir), **settings}
-        return Engine(folder, executor="native", overlap=overlap, **settings)
+        return Engine(folder, executor="native", overlap=overlap, logprobs=True, **settings)
 
-    def alone(self, subject: Subject, ask: Ask) -> list[int]:
+    def alone(self, subject: Subject, ask: Ask) -> Said:
         key = (subject, repr((ask.prompt, ask.tokens, ask.params, ask.ignore_eos)))
         if key not in self._known:
             (answer,) = self._quiet(subject).run(Ask(ask.prompt, ask.tokens, params=ask.params, ignore_eos=ask.ignore_eos))
             assert (answer.batch_size, answer.cached_tokens, answer.chunks, answer.retractions) == (1, 0, 1, 0)
-            self._known[key] = answer.ids
+            self._known[key] = Said.of(answer)
         return self._known[key]
 
     def check(self, subject: Subject, asks: Sequence[Ask], answers: Sequence[Answer]) -> None:
         for index, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
-            assert answer.ids == self.alone(subject, ask), index
+            assert Said.of(answer) == self.alone(subject, ask), index
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +101,7 @@ def both_ways(length: int, seed: int = 0, *, turn: int = 0) -> list[Ask]:
 
 def test_random_models_have_something_to_say(natives: Natives, subject: Subject) -> None:
     """What the others rely on: tokens that wander, and differ from prompt to prompt."""
-    said = [natives.alone(subject, ask) for ask in [*both_ways(50), *both_ways(51)]]
+    said = [natives.alone(subject, ask).ids for ask in [*both_ways(50), *both_ways(51)]]
     assert all(len(set(tokens)) > 5 for tokens in said)
     assert len({tuple(tokens) for tokens in said}) == 4
 
@@ -170,8 +190,8 @@ def test_a_request_that_resumes_goes_on_where_it_was(natives: Natives, params: S
     subject, ask = SUBJECTS[2], Ask(ids(40), 40, params=params)
     whole = natives.alone(subject, ask)
     for done in (1, 15, 39):
-        (rest,) = natives.engine(subject).run(Ask(ask.prompt, ask.tokens, params=params, resume=tuple(whole[:done])))
-        assert rest.ids == whole[done:]
+        (rest,) = natives.engine(subject).run(Ask(ask.prompt, ask.tokens, params=params, resume=tuple(whole.ids[:done])))
+        assert Said.of(rest) == whole.after(done)
 
 
 @pytest.mark.parametrize(("chunk_size", "overlap"), [(16, False), (16, True), (100, True), (3, True)])
@@ -192,7 +212,7 @@ def test_in_any_traffic_each_gets_what_it_gets_alone(
     assert max(answer.batch_size for answer in answers) > 4
     for index, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         alone = natives.alone(subject, ask)
-        assert answer.ids == (alone[: len(answer.ids)] if index in aborts else alone), index
+        assert Said.of(answer) == (alone.first(len(answer.ids)) if index in aborts else alone), index
 
 
 @pytest.mark.parametrize("isa", [isa for isa in _native.available_isas() if not isa.startswith("amx")])
@@ -200,7 +220,7 @@ def test_every_instruction_set_says_the_same(natives: Natives, subject: Subject,
     asks = [Ask(ids(40 + i, seed=i), TOKENS, params=style) for i, style in enumerate(STYLES)]
     portable = natives.engine(subject, arithmetic="portable").run(*asks)
     answers = natives.engine(subject, isa=isa).run(*asks)
-    assert [answer.ids for answer in answers] == [answer.ids for answer in portable]
+    assert list(map(Said.of, answers)) == list(map(Said.of, portable))
 
 
 @pytest.mark.parametrize("index", [1, 2, 4])

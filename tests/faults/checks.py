@@ -29,7 +29,7 @@ def each_is_answered_once(answers: Sequence[Answer]) -> None:
     wrong = []
     for answer in answers:
         endings = (answer.finish is not None and answer.error is None) + (answer.error is not None)
-        lost = answer.finish is not None and answer.ask.wants_logprobs and len(answer.logprobs) != answer.usage["completion_tokens"]
+        lost = answer.finish is not None and answer.ask.wants_logprobs and len(answer.logprobs) != answer.usage.get("completion_tokens")
         if endings != 1 or answer.faults or answer.broken or answer.status is None or lost:
             wrong.append(
                 f"{answer.ask.name}: {answer.status} finish={answer.finish} error={answer.error} {answer.broken} {answer.faults}"

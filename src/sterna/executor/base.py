@@ -156,7 +156,7 @@ class Executor(abc.ABC):
         """Make the sampler's state for a row: penalties over `prompt` (P,) and `output` (O,) tokens, bias, seed.
 
         The next token sampled is output token O: the random stream is keyed by (seed, output index), so a replay draws the same.
-        Raises ValueError where `req_pool_idx` is bound.
+        Raises ValueError where `req_pool_idx` is bound, and for a token whose logprob is asked for and that isn't in the vocabulary.
         """
 
     @abc.abstractmethod

@@ -1,18 +1,32 @@
-"""Log-probabilities of output tokens, as they travel from the executor to the server."""
+"""Log-probabilities of output tokens: what is asked for, and what travels from the executor to the server."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
+
+
+class LogprobWish(NamedTuple):
+    """What a request wants to know of each of its output tokens, besides the token's own logprob."""
+
+    top: int = 0
+    """How many of the likeliest tokens'."""
+    token_ids: tuple[int, ...] = ()
+    """Of which tokens."""
+
+
+LEAST_LOGPROB = -9999.0
+"""Stands for less, and for a probability of 0. JSON has no infinity; this is OpenAI's word for a token that is very unlikely."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Of one output token of a request with `SamplingParams.return_logprob`.
 
-    Each is the log softmax of the model's own logits, before penalties, bias, grammar, temperature and filters; finite: where a probability
-    is 0 it is the lowest float32.
+    Each is the log softmax of the model's own logits, before penalties, bias, grammar, temperature and filters, and no less than
+    `LEAST_LOGPROB`.
     Lists are packed, as int32 or float32 of this machine: a journal may hold thousands of these, and each crosses two sockets.
     """
 

@@ -32,7 +32,7 @@ class Decodes:
     positions: Int32Array
     """(reqs,): of the token that goes in."""
     look: NDArray[np.bool_]
-    """(reqs,): whose token is looked at, whatever it is: each may complete a stop, or it is the last."""
+    """(reqs,): whose token is looked at, whatever it is: each may complete a stop, or has logprobs, or it is the last."""
 
     def __len__(self) -> int:
         return len(self.reqs)
@@ -54,7 +54,7 @@ class RunningBatch:
         self.last_token = np.zeros(max_rows, dtype=np.int32)
         """Read last: the next input, unless that is in flight."""
         self.watched = np.zeros(max_rows, dtype=np.bool_)
-        """Rows whose every token is checked for stops, not only end tokens and the last."""
+        """Rows whose every token is looked at, not only end tokens and the last (`needs_every_token`)."""
 
     def __len__(self) -> int:
         return len(self.reqs)

@@ -1,7 +1,7 @@
 """`StepOutput` → `Req`: every row's token is taken in, and whoever ends by it is found.
 
-Most rows of a step get a token that ends nothing. Those are found for the whole batch at once; only the others are looked at one
-by one. What a step gives to somebody who ended while it was in flight counts nowhere.
+Most rows of a step get a token that ends nothing. Those are found for the whole batch at once; only the others, and those that ask for
+logprobs, are looked at one by one. What a step gives to somebody who ended while it was in flight counts nowhere.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ class RowTokens:
         return self.logprobs[row] if self.logprobs else None
 
 
-class Sampled(NamedTuple):
-    """What one row of a step gave."""
+class RowToken(NamedTuple):
+    """One row of `RowTokens`."""
 
     token: int
+    """-1 where it has none."""
     ok: bool
-    """Whether it is one."""
+    """Whether it is to be trusted."""
     logprobs: TokenLogprobs | None
 
 
@@ -93,7 +94,7 @@ class ResultTaker:
             if chunk.req.state is ReqState.FINISHED:
                 continue
             try:
-                self._take_chunk(chunk, Sampled(token, ok, made.logprobs_of(row)), in_flight, result, now)
+                self._take_chunk(chunk, RowToken(token, ok, made.logprobs_of(row)), in_flight, result, now)
             except Exception:
                 log.exception("%s: its result could not be handled", chunk.req.rid)
                 result.finished.append((chunk.req, FAULT))
@@ -102,15 +103,17 @@ class ResultTaker:
     def _take_decodes(
         self, decodes: Decodes, running: RunningBatch, made: RowTokens, valid: NDArray[np.bool_], result: StepResult, now: float
     ) -> None:
-        tokens = made.tokens[: len(decodes)]
+        n = len(decodes)
+        tokens = made.tokens[:n]
         valid = valid & (tokens >= 0)
         running.last_token[decodes.rows] = tokens
         look = ~valid | decodes.look
         look |= self._is_eos[np.where(valid, tokens, 0)]
         due = result.due
-        for row, (req, token, look_at, ok) in enumerate(zip(decodes.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=True)):
+        # One flat tuple, which zip uses again: a step of many rows pays for each allocation here.
+        for row, req, token, look_at, ok in zip(range(n), decodes.reqs, tokens.tolist(), look.tolist(), valid.tolist(), strict=True):
             if look_at:
-                self._look(req, Sampled(token, ok, made.logprobs_of(row)), result, now)
+                self._look(req, RowToken(token, ok, made.logprobs_of(row)), result, now)
                 continue
             output_ids = req.output_ids
             output_ids.append(token)
@@ -127,12 +130,12 @@ class ResultTaker:
         if alive:
             self._ledger.free_behind([decodes.reqs[i] for i in alive], lengths[alive].tolist())
 
-    def _look(self, req: Req, sampled: Sampled, result: StepResult, now: float) -> None:
+    def _look(self, req: Req, got: RowToken, result: StepResult, now: float) -> None:
         """A row that may end here, or has ended before; a fault in its handling ends it and nobody else."""
         if req.state is ReqState.FINISHED:
             return
         try:
-            reason = self._take_token(req, sampled, now)
+            reason = self._take_token(req, got, now)
         except Exception:
             log.exception("%s: its token could not be handled", req.rid)
             reason = FAULT
@@ -141,22 +144,22 @@ class ResultTaker:
         elif len(req.output_ids) - req.num_sent >= req.output_interval:
             result.due.append(req)
 
-    def _take_token(self, req: Req, sampled: Sampled, now: float) -> FinishReason | None:
-        if not sampled.ok:
+    def _take_token(self, req: Req, got: RowToken, now: float) -> FinishReason | None:
+        if not got.ok:
             return INVALID_LOGITS
         if req.sampling_params.return_logprob:
-            if sampled.logprobs is None:
+            if got.logprobs is None:
                 raise ValueError("the executor gave no logprobs")
-            req.unsent_logprobs.append(sampled.logprobs)
-        req.output_ids.append(sampled.token)
+            req.unsent_logprobs.append(got.logprobs)
+        req.output_ids.append(got.token)
         req.last_token_time = now
         if req.first_token_time is None:
             req.first_token_time = now
         return check_finished(req, self._eos_token_ids)
 
-    def _take_chunk(self, chunk: PrefillChunk, sampled: Sampled, in_flight: InFlight, result: StepResult, now: float) -> None:
+    def _take_chunk(self, chunk: PrefillChunk, got: RowToken, in_flight: InFlight, result: StepResult, now: float) -> None:
         req = chunk.req
-        if not sampled.ok or (chunk.is_last and sampled.token < 0):
+        if not got.ok or (chunk.is_last and got.token < 0):
             # What it computed isn't to be trusted: `kv_len` stays, so that none of it reaches the cache.
             result.finished.append((req, INVALID_LOGITS))
             return
@@ -169,7 +172,7 @@ class ResultTaker:
         if not is_last:
             return
         result.num_tokens += 1
-        reason = self._take_token(req, sampled, now)
+        reason = self._take_token(req, got, now)
         if reason is not None:
             result.finished.append((req, reason))
             return

@@ -12,9 +12,9 @@ from sterna.config.server_args import ServerArgs
 from sterna.errors import RequestError
 from sterna.protocol.finish import FinishAbort, FinishReason
 from sterna.protocol.generate import GenerateReqInput
-from sterna.protocol.logprobs import TokenLogprobs
 from sterna.server.errors import error_of, rename_param, to_http
 from sterna.server.exchange import ClientGone, Exchange
+from sterna.server.logprobs import LogprobSink
 from sterna.server.openai.fields import usage_of
 from sterna.server.sse import SseStream
 from sterna.server.threads import BoundedThreads
@@ -158,20 +158,24 @@ class Outputs:
             return index, OutputDelta(delta.text, delta.output_ids, None, delta.logprobs)
         return index, delta
 
-    async def all(self) -> list[Full]:
-        """Wait for every journal's end. Raises as `next` does."""
+    async def all(self, sinks: Sequence[LogprobSink | None] = ()) -> list[Full]:
+        """Wait for every journal's end. Raises as `next` does.
+
+        `sinks`, one per prompt, get the logprobs of those that asked as they come.
+        """
         chunks: list[list[str]] = [[] for _ in self.readers]
         ids: list[list[int]] = [[] for _ in self.readers]
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in self.readers]
         reasons: dict[int, FinishReason] = {}
         while len(reasons) < len(self.readers):
             index, delta = await self.next()
             chunks[index].append(delta.text)
             ids[index] += delta.output_ids
-            logprobs[index] += delta.logprobs
+            sink = sinks[index] if sinks else None
+            if sink is not None:
+                sink.add(delta.output_ids, delta.logprobs)
             if delta.finished_reason is not None:
                 reasons[index] = delta.finished_reason
-        return [Full("".join(chunks[i]), ids[i], logprobs[i], reasons[i], reader) for i, reader in enumerate(self.readers)]
+        return [Full("".join(chunks[i]), ids[i], reasons[i], reader) for i, reader in enumerate(self.readers)]
 
     def mark_first_byte(self) -> None:
         for reader in self.readers:
@@ -191,8 +195,6 @@ class Full:
 
     text: str
     output_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    """One per token of `output_ids`, where the request asked for them."""
     finished_reason: FinishReason
     reader: JournalReader
     """For its counts and times."""

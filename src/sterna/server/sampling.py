@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from sterna.config.model_config import GenerationDefaults
 from sterna.errors import InvalidRequest
+from sterna.protocol.logprobs import LogprobWish
 from sterna.protocol.sampling import SamplingParams
-from sterna.server.logprobs import LogprobWish
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024

@@ -32,6 +32,7 @@ class Tokenizer:
         """In characters as the vocabulary spells it: a token stands for no more text than that."""
         self._special = frozenset(token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special)
         self._tables: dict[bool, TokenTable] = {}
+        self._steps: list[dict[str, Any]] | None = None
 
     @staticmethod
     def load(folder: Path) -> Tokenizer:
@@ -129,8 +130,10 @@ class Tokenizer:
                 return piece
 
     def _decoder_steps(self) -> list[dict[str, Any]]:
-        decoder = self._inner.decoder
-        return _flatten(None if decoder is None else json.loads(decoder.__getstate__()))
+        if self._steps is None:
+            decoder = self._inner.decoder
+            self._steps = _flatten(None if decoder is None else json.loads(decoder.__getstate__()))
+        return self._steps
 
 
 def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

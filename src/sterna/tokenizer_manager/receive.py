@@ -39,7 +39,7 @@ class InterTokenLatency:
 def fold(state: ReqState, row: StrRow, epoch: int, detokenized_time: float, now: float, itl: InterTokenLatency) -> bool:
     """Append `row` to the journal; False where it is stale (another epoch, seen already, or after the end) and was dropped.
 
-    Raises JournalGap where tokens are missing before it.
+    Raises JournalGap where tokens are missing before it, or logprobs in it.
     """
     have = len(state.output_ids)
     if epoch != state.epoch or state.finished:

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.logprobs import LEAST_LOGPROB, TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 Float32Array = NDArray[np.float32]
-LOWEST = float(np.finfo(np.float32).min)
 KINDS = ["plain", "ties", "flat", "peaked", "huge", "holes", "one"]
 """Of logits; `holes` are -inf, `one` has but one token that isn't."""
 
@@ -37,7 +36,7 @@ def logits_of(kind: str, vocab: int, seed: int) -> Float32Array:
 
 def expected(logits: Float32Array, params: SamplingParams, token: int) -> TokenLogprobs:
     x = logits.astype(np.float64)
-    every = np.maximum(x - x.max() - np.log(np.exp(x - x.max()).sum()), LOWEST)
+    every = np.maximum(x - x.max() - np.log(np.exp(x - x.max()).sum()), LEAST_LOGPROB)
     top = [int(i) for i in np.argsort(-x, kind="stable") if x[i] > -np.inf][: params.top_logprobs_num]
     return TokenLogprobs.pack(every[token], top, every[top].tolist(), every[list(params.token_ids_logprob)].tolist())
 

@@ -12,7 +12,7 @@ import torch
 from sterna.executor.torch import logprobs as logprobs_module
 from sterna.executor.torch.sampler import Sampler
 from sterna.protocol.sampling import SamplingParams
-from unit.executor.logprobs_reference import KINDS, LOWEST, assert_near, expected, logits_of
+from unit.executor.logprobs_reference import KINDS, assert_near, expected, logits_of
 from unit.executor.seam_driver import SeamDriver
 from unit.executor.torch_driver import tiny_executor
 
@@ -66,7 +66,7 @@ def test_of_equals_the_lowest_ids_are_the_likeliest_and_there_are_no_more_than_t
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[::2] = -0.0  # equal to 0.0
     logits[[200, 17, 90]] = 3
-    logits[4] = LOWEST
+    logits[4] = np.finfo(np.float32).min
     params = msgspec.structs.replace(ASKING, top_logprobs_num=count)
     sampled = bound(params).sample(torch.from_numpy(logits[None].copy()), np.zeros(1, dtype=np.int32))
     assert sampled.logprobs is not None

@@ -36,11 +36,9 @@ class Inbox:
 
 
 class Outbox:
-    """Folds rows as the server does: no gap, no overlap, one terminal row, nothing after it; each token's logprobs where they are due."""
+    """Folds rows as the server does: no gap, no overlap, one terminal row, nothing after it."""
 
     def __init__(self) -> None:
-        self.params: dict[str, SamplingParams] = {}
-        """What each rid asked for."""
         self.batches = 0
         self.rows: dict[str, list[TokenIDRow]] = {}
         self.stats: SchedulerStats | None = None
@@ -62,20 +60,8 @@ class Outbox:
             assert not rows or row.start == rows[-1].start + len(rows[-1].output_ids), f"{row.rid}: a gap"
             assert (row.times is not None) == (row.opening is not None or row.finished_reason is not None)
             rows.append(row)
-            self._check_logprobs(row)
             if row.finished_reason is not None:
                 self._begun -= {key for key in self._begun if key[1] == row.rid}
-
-    def _check_logprobs(self, row: TokenIDRow) -> None:
-        params = self.params[row.rid]
-        if not params.return_logprob:
-            assert row.logprobs is None
-            return
-        opening = self.rows[row.rid][0].opening
-        assert opening is not None
-        place = opening.prompt_tokens + row.start
-        due = [scripted_logprobs(params, place + k, token) for k, token in enumerate(row.output_ids)]
-        assert (row.logprobs or []) == due, f"{row.rid}: logprobs that aren't those of its tokens"
 
     def replace_detokenizer(self, address: str) -> None:
         self.detokenizers.append(address)
@@ -92,6 +78,31 @@ class Outbox:
             self.control.append((address, message))
 
 
+class ScriptedOutbox(Outbox):
+    """Knows what the scripted executor says: each token has its logprobs, where they are due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.params: dict[str, SamplingParams] = {}
+        """What each rid asked for."""
+
+    def to_detokenizer(self, message: BatchTokenIDOutput) -> None:
+        super().to_detokenizer(message)
+        for row in message.rows:
+            self._check_logprobs(row)
+
+    def _check_logprobs(self, row: TokenIDRow) -> None:
+        params = self.params[row.rid]
+        if not params.return_logprob:
+            assert row.logprobs is None
+            return
+        opening = self.rows[row.rid][0].opening
+        assert opening is not None
+        place = opening.prompt_tokens + row.start
+        due = [scripted_logprobs(params, place + k, token) for k, token in enumerate(row.output_ids)]
+        assert (row.logprobs or []) == due, f"{row.rid}: logprobs that aren't those of its tokens"
+
+
 class Harness:
     overlap = False
     """Whether a step is submitted before the last one is read, where `options` don't say."""
@@ -105,7 +116,7 @@ class Harness:
         assert isinstance(executor, ScriptedExecutor)
         self.executor = executor
         self.inbox = Inbox()
-        self.outbox = Outbox()
+        self.outbox = ScriptedOutbox()
         self.tokenizers_loaded = 0
         self.scheduler = create_scheduler(
             self.args, self.model, executor, self.inbox, self.outbox, epoch=7, tokenizer=self._tokenizer, check_every_slot=True

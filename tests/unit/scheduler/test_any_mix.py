@@ -70,6 +70,11 @@ def run_mix(seed: int, windows: str) -> tuple[Harness, Counter[str]]:
     assert h.outbox.stats is not None
     kinds["retractions"] = h.outbox.stats.retractions_total
     kinds["cached"] = h.outbox.stats.cached_tokens_total
+    for rid, (_, _, resumed) in sent.items():
+        if h.outbox.params[rid].return_logprob and (last := h.outbox.rows[rid][-1]).times is not None:
+            kinds["logprobs after a retraction"] += last.times.retractions
+            kinds["logprobs after a resumption"] += resumed > 0
+            kinds["logprobs up to a fault"] += isinstance(last.finished_reason, FinishAbort) and last.start > 0
     return h, kinds
 
 
@@ -94,7 +99,16 @@ def check_one(h: Harness, rid: str, prompt: list[int], count: int, resumed: int)
     return type(reason).__name__
 
 
-ENDS = {"FinishLength", "FinishMatchedToken", "FinishAbort", "retractions", "cached"}
+ENDS = {
+    "FinishLength",
+    "FinishMatchedToken",
+    "FinishAbort",
+    "retractions",
+    "cached",
+    "logprobs after a retraction",
+    "logprobs after a resumption",
+    "logprobs up to a fault",
+}
 
 
 @pytest.mark.parametrize("first_seed", range(0, 24, 6))

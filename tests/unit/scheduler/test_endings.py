@@ -4,10 +4,14 @@ import logging
 
 import pytest
 
+from sterna.executor import scripted
 from sterna.executor.base import ForwardBatch, StepHandle
+from sterna.executor.scripted import scripted_logprobs
 from sterna.protocol.control import OutputCredit, ShutdownReq
-from sterna.protocol.finish import FinishAbort, FinishLength
+from sterna.protocol.finish import FAULT, FinishAbort, FinishLength
 from sterna.protocol.generate import BatchTokenizedGenerateReqInput, SchedulerTimes
+from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.sampling import SamplingParams
 from sterna.scheduler.req import ReqState
 from sterna.scheduler.scheduler import MAX_BATCHES_IN_FLIGHT
 from unit.scheduler.harness import Harness, echo
@@ -219,6 +223,22 @@ def test_invalid_logits_end_their_row_and_what_it_computed_then_is_not_cached() 
     assert (h.output("at once"), h.output("later")) == ([], [*range(1, 20)])
     assert h.output("good") == echo([1, 2, 3], 9)
     assert h.scheduler.ledger.cache.evictable_size == 16  # a page of "later"'s prompt, cached before the fault
+    h.assert_at_baseline()
+
+
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_a_token_that_comes_without_the_logprobs_asked_for_ends_its_request_alone(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(params: SamplingParams, position: int, token: int) -> TokenLogprobs | None:
+        return None if params.top_logprobs_num == 7 and position == 3 + tokens else scripted_logprobs(params, position, token)
+
+    monkeypatch.setattr(scripted, "scripted_logprobs", forgetful)
+    h = Harness()
+    h.send("bad", [1, 2, 3], 9, return_logprob=True, top_logprobs_num=7)
+    h.send("good", [1, 2, 4], 9, return_logprob=True)
+    h.run()
+    assert h.abort_code("bad") == (FAULT.status_code, FAULT.code)
+    assert h.output("bad") == echo([1, 2, 3], tokens)
+    assert h.output("good") == echo([1, 2, 4], 9)
     h.assert_at_baseline()
 
 

@@ -176,7 +176,7 @@ async def test_a_stream_of_several_completions_has_the_lists_of_each() -> None:
 async def test_generate_s_rows_have_sglang_s_shape() -> None:
     body = {"text": "hi", "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 7]}
     meta = (await ask(body, "/generate", "ab")).json["meta_info"]
-    assert meta["input_token_logprobs"] == []
+    assert meta["input_token_logprobs"] == meta["input_top_logprobs"] == meta["input_token_ids_logprobs"] == []
     assert meta["output_token_logprobs"] == [[-1 / 8, 97, None], [-2 / 8, 98, None]]
     assert meta["output_top_logprobs"] == [[[-1 / 8, 97, None], [-9 / 8, 96, None]], [[-2 / 8, 98, None], [-10 / 8, 97, None]]]
     assert meta["output_token_ids_logprobs"] == [
@@ -205,6 +205,13 @@ async def test_each_prompt_of_a_list_has_what_it_asks_for() -> None:
     assert "output_token_logprobs" not in second
     assert third["output_token_ids_logprobs"] == [[[-1 / 8 - 4.5, 9, None]]]
     assert "output_top_logprobs" not in third
+
+
+async def test_what_is_said_of_all_prompts_is_meant_for_those_that_ask() -> None:
+    body = {"text": ["a", "b"], "return_logprob": [True, False], "top_logprobs_num": 1, "token_ids_logprob": [9]}
+    first, second = (entry["meta_info"] for entry in (await ask(body, "/generate", "x")).json)
+    assert len(first["output_top_logprobs"]) == len(first["output_token_ids_logprobs"]) == 1
+    assert not any("logprobs" in name for name in second)
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -236,7 +243,10 @@ async def test_a_stream_s_rows_are_those_of_the_whole_answer(incremental: bool) 
         (COMPLETIONS, {"prompt": "hi", "logprobs": 1, "echo": True}, "echo"),
         ("/generate", {"text": "hi", "top_logprobs_num": 1}, "top_logprobs_num"),
         ("/generate", {"text": "hi", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ("/generate", {"text": ["a", "b"], "return_logprob": [True, False], "top_logprobs_num": [0, 1]}, "top_logprobs_num"),
+        ("/generate", {"text": ["a", "b"], "return_logprob": [False, True], "token_ids_logprob": [[1], []]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+        ("/generate", {"text": ["hi", "ho"], "return_logprob": True, "top_logprobs_num": [1, 21]}, "top_logprobs_num[1]"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [260]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob"),
         ("/generate", {"text": "hi", "return_logprob": True, "token_ids_logprob": [0] * 129}, "token_ids_logprob"),

@@ -8,31 +8,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.logprobs import LEAST_LOGPROB, LogprobWish, TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 _ROWS = 16
 """Rows that are looked at in float64 at once: bounds the memory of a step."""
-_LOWEST = torch.finfo(torch.float32).min
 
 
-@dataclass(slots=True, frozen=True)
-class LogprobWish:
-    """What a row asks to be told beside its token's own logprob."""
-
-    top: int
-    """At most the vocabulary."""
-    ids: tuple[int, ...]
-
-    @staticmethod
-    def of(params: SamplingParams, vocab_size: int) -> LogprobWish | None:
-        """None where `params` ask for no logprobs. Raises ValueError for a token outside the vocabulary."""
-        if not params.return_logprob:
-            return None
-        for token in params.token_ids_logprob:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"logprob token {token} is not in a vocabulary of {vocab_size}")
-        return LogprobWish(min(params.top_logprobs_num, vocab_size), params.token_ids_logprob)
+def wish_of(params: SamplingParams, vocab_size: int) -> LogprobWish | None:
+    """None where `params` ask for no logprobs; `top` is at most the vocabulary. Raises ValueError for a token outside it."""
+    if not params.return_logprob:
+        return None
+    for token in params.token_ids_logprob:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"logprob token {token} is not in a vocabulary of {vocab_size}")
+    return LogprobWish(min(params.top_logprobs_num, vocab_size), params.token_ids_logprob)
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,7 +48,7 @@ class StepLogprobs:
         told = {}
         for at, (place, wish) in enumerate(zip(self.places.tolist(), self.wishes, strict=True)):
             count = min(wish.top, possible[at])
-            told[place] = TokenLogprobs.pack(chosen[at], top_ids[at][:count], top[at][:count], of_ids[at][: len(wish.ids)])
+            told[place] = TokenLogprobs.pack(chosen[at], top_ids[at][:count], top[at][:count], of_ids[at][: len(wish.token_ids)])
         return told
 
 
@@ -67,22 +57,31 @@ def logprobs_of(logits: torch.Tensor, ids: torch.Tensor, places: NDArray[np.intp
     largest = logits.amax(dim=1, keepdim=True).double()
     sums = [(rows - most).exp_().sum(dim=1) for rows, most in zip(logits.split(_ROWS), largest.split(_ROWS), strict=True)]
     log_sums = torch.cat(sums)[:, None].log_()
-    widest = max(len(wish.ids) for wish in wishes)
-    asked = torch.tensor([[*wish.ids, *[0] * (widest - len(wish.ids))] for wish in wishes], dtype=torch.int64, device=logits.device)
     top_ids = torch.cat([_top_ids(rows, max(wish.top for wish in wishes)) for rows in logits.split(_ROWS)])
     top_logits = logits.gather(1, top_ids)
 
-    def told(logits: torch.Tensor) -> torch.Tensor:
-        return (logits - largest - log_sums).clamp_(min=_LOWEST).float()
+    def told(values: torch.Tensor) -> torch.Tensor:
+        return (values - largest - log_sums).clamp_(min=LEAST_LOGPROB).float()
 
     top = told(top_logits).masked_fill_(top_logits == -torch.inf, -torch.inf)
     chosen = told(logits.gather(1, ids[:, None])).squeeze(1)
-    return StepLogprobs(places, wishes, chosen, top_ids, top, told(logits.gather(1, asked)))
+    of_ids = told(logits.gather(1, _padded_ids(wishes, logits.device)))
+    return StepLogprobs(places, wishes, chosen, top_ids, top, of_ids)
+
+
+def _padded_ids(wishes: tuple[LogprobWish, ...], device: torch.device) -> torch.Tensor:
+    """(N, most asked for). Doesn't wait for the device, which has a forward to run."""
+    ids = np.zeros((len(wishes), max(len(wish.token_ids) for wish in wishes)), dtype=np.int64)
+    for row, wish in zip(ids, wishes, strict=True):
+        row[: len(wish.token_ids)] = wish.token_ids
+    return torch.from_numpy(ids).to(device, non_blocking=True)
 
 
 def _top_ids(logits: torch.Tensor, count: int) -> torch.Tensor:
     """(N, count): of the largest, the lowest id first among equals, which `topk` doesn't promise. So it gets no equals: the bits of a
     float32 as a number of the same order, then the id from the vocabulary's end, in one int64."""
+    if not count:  # spares a look at the whole vocabulary
+        return torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device)
     bits = (logits + 0.0).view(torch.int32)  # -0.0 equals 0.0
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     last = logits.shape[1] - 1

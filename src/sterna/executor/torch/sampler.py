@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from sterna.executor.base import Int32Array
 from sterna.executor.philox import NOISE_MAX, NOISE_MIN
 from sterna.executor.torch.gumbel import block_noise
-from sterna.executor.torch.logprobs import LogprobWish, StepLogprobs, logprobs_of
+from sterna.executor.torch.logprobs import StepLogprobs, logprobs_of
 from sterna.executor.torch.sampler_state import SamplerState
+from sterna.protocol.logprobs import LogprobWish
 from sterna.protocol.sampling import SamplingParams
 
 _TOP = 512

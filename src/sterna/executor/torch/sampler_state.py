@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from sterna.executor.base import Int32Array
-from sterna.executor.torch.logprobs import LogprobWish
+from sterna.executor.torch.logprobs import wish_of
+from sterna.protocol.logprobs import LogprobWish
 from sterna.protocol.sampling import SamplingParams
 
 
@@ -84,7 +85,7 @@ class SamplerState:
         self.wants_logprobs: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
     def bind(self, index: int, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> None:
-        """See `Executor.bind`. Raises ValueError for a token outside the vocabulary whose logprob is asked for, too."""
+        """See `Executor.bind`."""
         if index in self._rows:
             raise ValueError(f"row {index} is bound")
         self._reserve(index + 1)
@@ -118,7 +119,7 @@ class SamplerState:
                 raise ValueError(f"row {index} wants a sample and isn't bound")
 
     def _make_row(self, params: SamplingParams, prompt: Int32Array, output: Int32Array) -> BoundRow:
-        logprobs = LogprobWish.of(params, self.vocab_size)
+        logprobs = wish_of(params, self.vocab_size)
         penalised = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         bias_ids = bias_values = end_ids = None
         if params.logit_bias:

@@ -17,10 +17,10 @@ from sterna.executor.native.executor import NativeExecutor, create
 from sterna.executor.native.sampling import to_logprobs, to_options
 from sterna.executor.torch.sampler import Sampler as TorchSampler
 from sterna.models.resolve import resolve_model
-from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.logprobs import LEAST_LOGPROB, TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 from tiny_gguf import write_gguf
-from unit.executor.logprobs_reference import KINDS, LOWEST, Float32Array, assert_near, expected, logits_of
+from unit.executor.logprobs_reference import KINDS, Float32Array, assert_near, expected, logits_of
 from unit.executor.native.lanes_reference import ISAS
 from unit.executor.seam_driver import Row, SeamDriver
 
@@ -80,11 +80,11 @@ def test_a_list_may_be_asked_for_that_is_longer_than_any_number_the_engine_holds
     assert len(logprobs.top) == 7
 
 
-def test_a_token_that_cannot_be_is_in_no_list_and_has_the_lowest_float32_where_it_is_asked_for() -> None:
+def test_a_token_that_cannot_be_is_in_no_list_and_has_the_least_logprob_where_it_is_asked_for() -> None:
     logits = np.array([3e38, -np.inf, -3e38, 3e38], dtype=np.float32)
     params = SamplingParams(temperature=0.0, return_logprob=True, top_logprobs_num=4, token_ids_logprob=(1, 2, 1))
     half = float(np.float32(-np.log(2)))
-    assert told(logits, params) == (0, TokenLogprobs.pack(half, [0, 3, 2], [half, half, LOWEST], [LOWEST] * 3))
+    assert told(logits, params) == (0, TokenLogprobs.pack(half, [0, 3, 2], [half, half, LEAST_LOGPROB], [LEAST_LOGPROB] * 3))
 
 
 def test_nobody_is_told_who_has_not_asked() -> None:

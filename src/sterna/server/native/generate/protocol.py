@@ -10,6 +10,7 @@ import msgspec
 from sterna.errors import InvalidRequest
 from sterna.server.body import BodyDecoder, UnknownFields, parse
 from sterna.server.fields import SGLANG_UNBUILT, CacheSalt, SessionParams, User
+from sterna.server.logprobs import TopLogprobs
 from sterna.server.sampling import Count, PositiveCount, SamplingFields, Seed
 from sterna.server.terms import Priority, Timeout
 
@@ -43,7 +44,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     """All prompts of a list go on from the same place."""
     return_logprob: bool | list[bool] | None = None
     """Whether each output token comes with its log-probability (in `meta_info`); a list says it of each prompt, as in the fields below."""
-    top_logprobs_num: Count | list[Count] | None = None
+    top_logprobs_num: TopLogprobs | list[TopLogprobs] | None = None
     """How many of the likeliest tokens' come with it, at most 20."""
     token_ids_logprob: list[int | list[int]] | None = None
     """Tokens, at most 128, whose log-probabilities come with it."""
@@ -158,11 +159,13 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_latency: float | None = None
     """Seconds from the request's arrival to its last token."""
     # What `return_logprob` adds: lists with one entry per output token.
+    # Those of the input are empty: of prompts there are none. SGLang's clients look for them.
     input_token_logprobs: list[LogprobRow] | msgspec.UnsetType = msgspec.UNSET
-    """Empty: of prompts there are none."""
     output_token_logprobs: list[LogprobRow] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     """With `top_logprobs_num`: the likeliest tokens, likeliest first."""
+    input_token_ids_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     output_token_ids_logprobs: list[list[LogprobRow]] | msgspec.UnsetType = msgspec.UNSET
     """With `token_ids_logprob`: those tokens, in its order."""
 

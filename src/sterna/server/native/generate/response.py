@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TypedDict
 
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
+from sterna.protocol.logprobs import TokenLogprobs
+from sterna.protocol.sampling import SamplingParams
 from sterna.server.generation import Full
-from sterna.server.native.generate.logprobs import LogprobRows
-from sterna.server.native.generate.protocol import GenerateOutput, MetaInfo
+from sterna.server.logprobs import JsonList, Spelling
+from sterna.server.native.generate.protocol import GenerateOutput, LogprobRow, MetaInfo
+from sterna.text.token_names import TokenNames
 from sterna.tokenizer_manager.req_state import JournalReader
 
 
 def to_response(outputs: list[Full], rows: Sequence[LogprobRows | None], *, is_list: bool) -> GenerateOutput | list[GenerateOutput]:
-    """`rows`, one per output: how its logprobs are shown, where they are asked for."""
+    """`rows` are the logprobs of each output, where they are asked for."""
     answers = []
     for output, shown in zip(outputs, rows, strict=True):
-        if shown is not None:
-            shown.take(output.output_ids, output.logprobs)
         meta_info = to_meta_info(output.reader, output.finished_reason, shown)
         answers.append(GenerateOutput(text=output.text, output_ids=output.output_ids, meta_info=meta_info))
     return answers if is_list else answers[0]
@@ -47,3 +49,63 @@ def finish_dict(reason: FinishReason) -> dict[str, str | int]:
             return {"type": "length", "length": reason.length}
         case FinishAbort():
             return {"type": "abort", "message": reason.message}
+
+
+class LogprobFields(TypedDict, total=False):
+    """Of `MetaInfo`."""
+
+    input_token_logprobs: list[LogprobRow]
+    output_token_logprobs: list[LogprobRow]
+    input_top_logprobs: list[list[LogprobRow]]
+    output_top_logprobs: list[list[LogprobRow]]
+    input_token_ids_logprobs: list[list[LogprobRow]]
+    output_token_ids_logprobs: list[list[LogprobRow]]
+
+
+class LogprobRows:
+    """The rows of one prompt's output, for its `meta_info`."""
+
+    __slots__ = ("_chosen", "_of_ids", "_params", "_spelling", "_top")
+
+    def __init__(self, params: SamplingParams, spelling: Spelling | None) -> None:
+        """`params` say what is asked for. Rows hold texts where there is a `spelling`."""
+        self._params = params
+        self._spelling = spelling
+        self._chosen, self._top, self._of_ids = JsonList(), JsonList(), JsonList()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all rows so far."""
+        return self._chosen.size + self._top.size + self._of_ids.size
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """See `LogprobSink`."""
+        row, params = self._row, self._params
+        self._chosen.add([row(each.chosen, token_id) for token_id, each in zip(ids, logprobs, strict=True)])
+        if params.top_logprobs_num:
+            self._top.add([list(map(row, each.top, each.top_ids)) for each in logprobs])
+        if params.token_ids_logprob:
+            self._of_ids.add([list(map(row, each.of_ids, params.token_ids_logprob)) for each in logprobs])
+
+    def fields(self) -> LogprobFields:
+        fields = LogprobFields(input_token_logprobs=[], output_token_logprobs=self._chosen.as_list())
+        if self._params.top_logprobs_num:
+            fields |= {"input_top_logprobs": [], "output_top_logprobs": self._top.as_list()}
+        if self._params.token_ids_logprob:
+            fields |= {"input_token_ids_logprobs": [], "output_token_ids_logprobs": self._of_ids.as_list()}
+        return fields
+
+    def clear(self) -> None:
+        """Forget the rows so far."""
+        for rows in (self._chosen, self._top, self._of_ids):
+            rows.clear()
+
+    def _row(self, logprob: float, token_id: int) -> LogprobRow:
+        return logprob, token_id, None if self._spelling is None else self._spelling.name(token_id).text
+
+
+def to_rows(params: SamplingParams, names: TokenNames, *, with_text: bool) -> LogprobRows | None:
+    """How one prompt's logprobs are shown; None where it asks for none."""
+    if not params.return_logprob:
+        return None
+    return LogprobRows(params, Spelling(names, params.skip_special_tokens) if with_text else None)

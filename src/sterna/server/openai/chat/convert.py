@@ -8,8 +8,8 @@ from typing import Any
 
 from sterna.errors import InvalidRequest
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
+from sterna.protocol.logprobs import LogprobWish
 from sterna.server.fields import to_session
-from sterna.server.logprobs import LogprobWish
 from sterna.server.openai.chat.protocol import ChatCompletionRequest
 from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver

@@ -12,7 +12,7 @@ from sterna.server.generation import write_stream
 from sterna.server.logprobs import Spelling
 from sterna.server.openai.chat.convert import to_generate
 from sterna.server.openai.chat.protocol import decode
-from sterna.server.openai.chat.response import to_response
+from sterna.server.openai.chat.response import ChatEntries, to_response
 from sterna.server.openai.chat.stream import ChatChunks
 from sterna.server.openai.fields import check_stream_options
 from sterna.server.terms import to_terms
@@ -40,11 +40,11 @@ async def chat_completions(exchange: Exchange, context: AppContext) -> None:
     params = PARAMS if body.max_completion_tokens is None else COMPLETION_PARAMS
     user = body.user or body.safety_identifier
     threads = context.threads.rendering
-    spelling = Spelling(context.token_names, body.skip_special_tokens) if body.logprobs else None
+    entries = ChatEntries(Spelling(context.token_names, body.skip_special_tokens)) if body.logprobs else None
     async with context.generations.run(exchange, rid, 1, convert, terms=terms, user=user, params=params, threads=threads) as outputs:
         if body.stream:
-            await write_stream(exchange, outputs, ChatChunks(rid, created, model, options, spelling), context.args)
+            await write_stream(exchange, outputs, ChatChunks(rid, created, model, options, entries), context.args)
         else:
-            response = to_response(rid, created, model, await outputs.all(), spelling)
+            response = to_response(rid, created, model, await outputs.all([entries]), [entries])
             outputs.mark_first_byte()
             await exchange.respond_json(response)

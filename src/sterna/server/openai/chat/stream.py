@@ -1,7 +1,7 @@
 """Hop 9, streaming: deltas → the bytes of chat completion chunks.
 
 Role chunk with empty content → content chunks → one finish chunk → usage chunk without choices (where asked for) → `[DONE]`.
-A chunk's constant parts are encoded once per stream; what is left per delta is one JSON string and one join.
+A chunk's constant parts are encoded once per stream; what is left per delta is one JSON string and one format.
 With logprobs there is a content chunk for every token, also for one whose text is held back or is none.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from sterna.protocol.finish import openai_name
-from sterna.server.logprobs import Spelling
-from sterna.server.openai.chat.response import to_logprobs
+from sterna.server.openai.chat.response import ChatEntries
 from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
@@ -22,10 +21,10 @@ _encode = msgspec.json.encode
 class ChatChunks:
     """The chunks of one stream of one choice."""
 
-    __slots__ = ("_close", "_content", "_continuous", "_head", "_include_usage", "_opened", "_spelling")
+    __slots__ = ("_content", "_continuous", "_entries", "_head", "_include_usage", "_opened", "_plain_end")
 
-    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, spelling: Spelling | None = None) -> None:
-        """Chunks have logprobs where there is a `spelling` for their tokens."""
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, entries: ChatEntries | None) -> None:
+        """Chunks have logprobs where there are `entries` to write them with."""
         self._include_usage = bool(options.include_usage)
         self._continuous = bool(options.continuous_usage_stats)
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
@@ -34,38 +33,32 @@ class ChatChunks:
             _encode(model),
         )
         self._content = self._head + b'{"index":0,"delta":{"content":'
-        self._close = b'"logprobs":null,"finish_reason":null}]' + (b',"usage":null}\n\n' if self._include_usage else b"}\n\n")
-        self._spelling = spelling
+        self._plain_end = b',"usage":null}\n\n' if self._include_usage else b"}\n\n"
+        self._entries = entries
         self._opened = False
 
     def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
         data = b""
+        end = b',"usage":%b}\n\n' % _encode(usage_of([reader])) if self._continuous else self._plain_end
         if not self._opened:
             self._opened = True
-            data = b'%b{"index":0,"delta":{"role":"assistant","content":""},%b' % (self._head, self._tail(reader))
-        if self._spelling is not None and delta.output_ids:
-            logprobs = _encode(to_logprobs(delta.output_ids, delta.logprobs, self._spelling))
-            data += b'%b%b},"logprobs":%b,"finish_reason":null}]%b' % (self._content, _encode(delta.text), logprobs, self._usage(reader))
-        elif delta.text:
-            data += b"".join((self._content, _encode(delta.text), b"},", self._tail(reader)))
+            data = b'%b{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]%b' % (self._head, end)
+        logprobs = None
+        if self._entries is not None and delta.output_ids:
+            self._entries.clear()
+            self._entries.add(delta.output_ids, delta.logprobs)
+            logprobs = _encode(self._entries.shown())
+        if delta.text or logprobs is not None:
+            text, logprobs = _encode(delta.text), logprobs or b"null"
+            data += b'%b%b},"logprobs":%b,"finish_reason":null}]%b' % (self._content, text, logprobs, end)
         if delta.finished_reason is not None:
             reason = delta.finished_reason
             name = openai_name(reason).encode()
             ending = b'"logprobs":null,"finish_reason":"%b","matched_stop":%b}]' % (name, _encode(matched_stop(reason)))
-            data += b'%b{"index":0,"delta":{},%b%b' % (self._head, ending, self._usage(reader))
+            data += b'%b{"index":0,"delta":{},%b%b' % (self._head, ending, end)
         return data
 
     def end(self, readers: list[JournalReader]) -> bytes:
         if not self._include_usage:
             return DONE
         return b'%b],"usage":%b}\n\n%b' % (self._head, _encode(usage_of(readers)), DONE)
-
-    def _tail(self, reader: JournalReader) -> bytes:
-        if self._continuous:
-            return b'"logprobs":null,"finish_reason":null}]' + self._usage(reader)
-        return self._close
-
-    def _usage(self, reader: JournalReader) -> bytes:
-        if self._continuous:
-            return b',"usage":%b}\n\n' % _encode(usage_of([reader]))
-        return b',"usage":null}\n\n' if self._include_usage else b"}\n\n"

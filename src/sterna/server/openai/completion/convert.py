@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sterna.protocol.generate import CacheNamespace, GenerateReqInput
+from sterna.protocol.logprobs import LogprobWish
 from sterna.server.fields import member_rid, to_session
-from sterna.server.logprobs import LogprobWish
 from sterna.server.openai.completion.protocol import CompletionRequest, to_prompts
 from sterna.server.openai.fields import lengths
 from sterna.server.sampling import SamplingResolver

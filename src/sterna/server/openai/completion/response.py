@@ -2,24 +2,88 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+
 from sterna.protocol.finish import openai_name
+from sterna.protocol.logprobs import TokenLogprobs
 from sterna.server.generation import Full
-from sterna.server.logprobs import Spelling
-from sterna.server.openai.completion.logprobs import LogprobLists
-from sterna.server.openai.completion.protocol import CompletionChoice, CompletionResponse
+from sterna.server.logprobs import JsonList, Spelling
+from sterna.server.openai.completion.protocol import CompletionChoice, CompletionLogprobs, CompletionResponse
 from sterna.server.openai.fields import matched_stop, usage_of
 
+_utf8_decoder = getincrementaldecoder("utf-8")
 
-def to_response(rid: str, created: int, model: str, outputs: list[Full], spelling: Spelling | None) -> CompletionResponse:
-    """One choice per prompt; with logprobs where there is a `spelling` for their tokens."""
+
+def to_response(rid: str, created: int, model: str, outputs: list[Full], lists: Sequence[LogprobLists | None]) -> CompletionResponse:
+    """One choice per prompt; `lists` are the logprobs of each, where they are asked for."""
     choices = [
         CompletionChoice(
             index=index,
             text=output.text,
-            logprobs=None if spelling is None else LogprobLists(spelling).take(output.output_ids, output.logprobs),
+            logprobs=None if shown is None else shown.shown(),
             finish_reason=openai_name(output.finished_reason),
             matched_stop=matched_stop(output.finished_reason),
         )
-        for index, output in enumerate(outputs)
+        for index, (output, shown) in enumerate(zip(outputs, lists, strict=True))
     ]
     return CompletionResponse(id=rid, created=created, model=model, choices=choices, usage=usage_of([output.reader for output in outputs]))
+
+
+class LogprobLists:
+    """`logprobs` of one choice: parallel lists, with an entry per output token."""
+
+    __slots__ = ("_decoder", "_offset", "_spelling", "_text_offset", "_token_logprobs", "_tokens", "_top_logprobs")
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._decoder = _utf8_decoder("replace")
+        self._offset = 0
+        """How far the text has got: it is kept where the lists are cleared."""
+        self._text_offset = JsonList()
+        self._token_logprobs = JsonList()
+        self._tokens = JsonList()
+        self._top_logprobs = JsonList()
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """See `LogprobSink`. A token that begins inside a character has the offset of that character; one that doesn't go on with the bytes
+        that there are of it begins after what stands in their place."""
+        offsets, tokens, tops = [], [], []
+        for token_id, each in zip(ids, logprobs, strict=True):
+            text, data = self._spelling.name(token_id)
+            offsets.append(self._offset + self._breaks_off(data))
+            self._offset += len(self._decoder.decode(bytes(data)))
+            tokens.append(text)
+            top: dict[str, float] = {}
+            for name, logprob in self._spelling.top(each):
+                top.setdefault(name.text, logprob)
+            top.setdefault(text, each.chosen)
+            tops.append(top)
+        self._text_offset.add(offsets)
+        self._token_logprobs.add([each.chosen for each in logprobs])
+        self._tokens.add(tokens)
+        self._top_logprobs.add(tops)
+
+    def shown(self) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            text_offset=self._text_offset.as_list(),
+            token_logprobs=self._token_logprobs.as_list(),
+            tokens=self._tokens.as_list(),
+            top_logprobs=self._top_logprobs.as_list(),
+        )
+
+    def clear(self) -> None:
+        """Forget the entries so far."""
+        for entries in (self._text_offset, self._token_logprobs, self._tokens, self._top_logprobs):
+            entries.clear()
+
+    def _breaks_off(self, data: Sequence[int]) -> int:
+        """How many characters (0 or 1) the bytes of an unfinished character come to because `data` isn't its rest."""
+        begun = self._decoder.getstate()[0]
+        if not begun or not data:
+            return 0
+        try:
+            _utf8_decoder("strict").decode(begun + bytes(data[:1]))
+        except UnicodeDecodeError:
+            return 1
+        return 0

@@ -12,7 +12,7 @@ from sterna.server.generation import write_stream
 from sterna.server.logprobs import Spelling
 from sterna.server.openai.completion.convert import to_generate
 from sterna.server.openai.completion.protocol import decode, to_prompts
-from sterna.server.openai.completion.response import to_response
+from sterna.server.openai.completion.response import LogprobLists, to_response
 from sterna.server.openai.completion.stream import CompletionChunks
 from sterna.server.openai.fields import check_stream_options
 from sterna.server.terms import to_terms
@@ -37,11 +37,14 @@ async def completions(exchange: Exchange, context: AppContext) -> None:
 
     count = len(to_prompts(request.prompt))
     user = request.user or request.safety_identifier
-    spelling = None if request.logprobs is None else Spelling(context.token_names, request.skip_special_tokens)
+    lists: list[LogprobLists | None] = [None] * count
+    if request.logprobs is not None:
+        spelling = Spelling(context.token_names, request.skip_special_tokens)
+        lists = [LogprobLists(spelling) for _ in range(count)]
     async with context.generations.run(exchange, rid, count, convert, terms=terms, user=user, params=PARAMS) as outputs:
         if request.stream:
-            await write_stream(exchange, outputs, CompletionChunks(rid, created, model, options, spelling), context.args)
+            await write_stream(exchange, outputs, CompletionChunks(rid, created, model, options, lists), context.args)
         else:
-            response = to_response(rid, created, model, await outputs.all(), spelling)
+            response = to_response(rid, created, model, await outputs.all(lists), lists)
             outputs.mark_first_byte()
             await exchange.respond_json(response)

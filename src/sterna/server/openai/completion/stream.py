@@ -6,11 +6,12 @@ With logprobs there is a text chunk for every token, also for one whose text is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from sterna.protocol.finish import openai_name
-from sterna.server.logprobs import Spelling
-from sterna.server.openai.completion.logprobs import LogprobLists
+from sterna.server.openai.completion.response import LogprobLists
 from sterna.server.openai.fields import StreamOptions, matched_stop, usage_of
 from sterna.server.sse import DONE
 from sterna.tokenizer_manager.req_state import JournalReader, OutputDelta
@@ -21,10 +22,10 @@ _encode = msgspec.json.encode
 class CompletionChunks:
     """The chunks of one stream."""
 
-    __slots__ = ("_continuous", "_head", "_include_usage", "_lists", "_plain_end", "_spelling")
+    __slots__ = ("_continuous", "_head", "_include_usage", "_lists", "_plain_end")
 
-    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, spelling: Spelling | None = None) -> None:
-        """Chunks have logprobs where there is a `spelling` for their tokens."""
+    def __init__(self, rid: str, created: int, model: str, options: StreamOptions, lists: Sequence[LogprobLists | None]) -> None:
+        """Chunks of each prompt have logprobs where there are `lists` to write them with."""
         self._include_usage = bool(options.include_usage)
         self._continuous = bool(options.continuous_usage_stats)
         self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % (
@@ -33,9 +34,7 @@ class CompletionChunks:
             _encode(model),
         )
         self._plain_end = b',"usage":null}\n\n' if self._include_usage else b"}\n\n"
-        self._spelling = spelling
-        self._lists: dict[int, LogprobLists] = {}
-        """By prompt."""
+        self._lists = lists
 
     def delta(self, index: int, delta: OutputDelta, reader: JournalReader) -> bytes:
         data = b""
@@ -56,12 +55,12 @@ class CompletionChunks:
         return data
 
     def _logprobs(self, index: int, delta: OutputDelta) -> bytes | None:
-        if self._spelling is None or not delta.output_ids:
+        lists = self._lists[index]
+        if lists is None or not delta.output_ids:
             return None
-        lists = self._lists.get(index)
-        if lists is None:
-            lists = self._lists[index] = LogprobLists(self._spelling)
-        return _encode(lists.take(delta.output_ids, delta.logprobs))
+        lists.clear()
+        lists.add(delta.output_ids, delta.logprobs)
+        return _encode(lists.shown())
 
     def end(self, readers: list[JournalReader]) -> bytes:
         if not self._include_usage:
