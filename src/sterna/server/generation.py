@@ -209,6 +209,9 @@ class Chunks(Protocol):
     def end(self, readers: list[JournalReader]) -> bytes:
         """What follows the last delta: usage, `[DONE]`."""
 
+    def held(self, readers: list[JournalReader]) -> bytes:
+        """Events for what the prompts have gained and `delta` kept for later, where no later delta comes."""
+
 
 async def write_stream(exchange: Exchange, outputs: Outputs, chunks: Chunks, args: ServerArgs) -> None:
     """Send `outputs` as server-sent events until all have finished, or as an error."""
@@ -229,6 +232,6 @@ async def write_stream(exchange: Exchange, outputs: Outputs, chunks: Chunks, arg
     except ClientGone:
         raise
     except Exception as fault:
-        await sse.fail(to_http(fault), usage_of(readers))
+        await sse.fail(to_http(fault), usage_of(readers), chunks.held(readers))
     finally:
         sse.close()

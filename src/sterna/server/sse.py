@@ -22,6 +22,8 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 # A line that starts with a colon is a comment: clients skip it, and everything on the way sees that the connection lives.
 COMMENT = b": keep-alive\n\n"
+SOON = 0.001
+"""Seconds: uvloop's clock has no less."""
 
 
 def event(data: bytes) -> bytes:
@@ -32,20 +34,23 @@ def event(data: bytes) -> bytes:
 class SseStream:
     """Writes one stream. `commit_after` and `keep_alive` are seconds: see `ServerArgs`."""
 
-    __slots__ = ("_exchange", "_keep_alive", "_limit", "_patience", "committed")
+    __slots__ = ("_exchange", "_keep_alive", "_loop", "_patience", "_silent_until", "committed")
 
     def __init__(self, exchange: Exchange, *, commit_after: float, keep_alive: float) -> None:
         self._exchange = exchange
         self._keep_alive = keep_alive
         self._patience = Patience()
-        self._limit = max(0.0, exchange.received + commit_after - time.monotonic())
+        self._loop = asyncio.get_running_loop()
+        self._silent_until = self._loop.time() + max(0.0, exchange.received + commit_after - time.monotonic())
+        """When a comment is due, if nothing is sent before."""
         self.committed = False
 
     async def wait_for(self, take: Callable[[], Awaitable[T]]) -> T:
-        """`await take()`, with a comment line after every silence. `take` must lose nothing when it is cancelled and called again."""
+        """`await take()`, with a comment line after every silence: nothing sent, whatever was taken. `take` must lose nothing when it is
+        cancelled and called again."""
         patience = self._patience
         while True:
-            patience.begin(self._limit)
+            patience.begin(self._silent_until)
             try:
                 return await take()
             except asyncio.CancelledError:
@@ -59,7 +64,6 @@ class SseStream:
         """Bytes of any number of whole events; with `more` False the stream ends after them."""
         if not self.committed:
             self.committed = True
-            self._limit = self._keep_alive
             await self._exchange.start(
                 200,
                 [
@@ -69,11 +73,12 @@ class SseStream:
                 ],
             )
         await self._exchange.write(data, more=more)
+        self._silent_until = self._loop.time() + self._keep_alive
 
-    async def fail(self, error: HttpError, usage: Usage) -> None:
-        """End the stream with `error`; where output may have left before it, the event says what was used."""
+    async def fail(self, error: HttpError, usage: Usage, held: bytes = b"") -> None:
+        """End the stream with `error`; where output may have left before it, the event says what was used, after what was `held` back."""
         if self.committed:
-            await self.send(event(b'%b,"usage":%b}' % (error.body.removesuffix(b"}"), msgspec.json.encode(usage))), more=False)
+            await self.send(held + event(b'%b,"usage":%b}' % (error.body.removesuffix(b"}"), msgspec.json.encode(usage))), more=False)
         else:
             await self._exchange.respond_error(error)
 
@@ -102,9 +107,9 @@ class Patience:
         self._expired = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, limit: float) -> None:
-        """A wait of at most `limit` seconds begins."""
-        self._deadline = deadline = self._loop.time() + limit
+    def begin(self, deadline: float) -> None:
+        """A wait until `deadline`, in the loop's time, begins."""
+        self._deadline = deadline
         if self._timer is None or self._timer.when() > deadline:
             self._arm(deadline)
         self._cancelling = self._task.cancelling()
@@ -120,7 +125,8 @@ class Patience:
     def _arm(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._fire)
+        # What is due now isn't a timer to uvloop, and has no `when`.
+        self._timer = self._loop.call_at(max(when, self._loop.time() + SOON), self._fire)
 
     def _fire(self) -> None:
         self._timer = None

@@ -303,6 +303,27 @@ async def test_a_fault_after_some_tokens_keeps_their_entries() -> None:
     assert call.events[-1]["error"]["code"] == "engine_failure"
 
 
+@pytest.mark.parametrize("text", ["hi", ["hi", "ho"]])
+async def test_a_fault_brings_what_a_cumulative_stream_has_not_repeated_yet(text: str | list[str]) -> None:
+    async def play(engine: Engine, request: TokenizedGenerateReqInput) -> None:
+        for count in (400, 5, 1):
+            engine.put(request.rid, "a" * count)
+            for _ in range(50):
+                await asyncio.sleep(0)
+        engine.put(request.rid, "", reason=FinishAbort("it broke", 500, "engine_failure"))
+
+    async with running() as engine:
+        engine.script = play
+        body = {"text": text, "stream": True, "return_logprob": True, "top_logprobs_num": 20, "token_ids_logprob": list(range(128))}
+        call = await post(engine.app, "/generate", body)
+    *told, error = call.events
+    assert error["error"]["code"] == "engine_failure"
+    last = {event["index"]: event for event in told}
+    assert sum(len(event["meta_info"]["output_top_logprobs"]) for event in last.values()) == error["usage"]["completion_tokens"]
+    assert "a" * 406 in [event["text"] for event in last.values()]
+    assert len(told) <= 2 * len(last)  # nothing was told between the first piece and the fault
+
+
 async def test_output_without_its_logprobs_is_output_that_was_lost() -> None:
     async with running() as engine:
 

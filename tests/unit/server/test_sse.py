@@ -64,6 +64,16 @@ async def test_a_silence_is_a_comment_and_the_wait_goes_on() -> None:
     assert wire.sent == [COMMENT] * 3
 
 
+async def test_what_is_taken_and_not_sent_does_not_end_a_silence() -> None:
+    wire = Wire()
+    stream = SseStream(wire.exchange, commit_after=3600, keep_alive=0.02)
+    async with wire.exchange.until_gone(), asyncio.timeout(30):
+        await stream.send(b"data: {}\n\n")
+        while COMMENT not in wire.sent:
+            await stream.wait_for(lambda: asyncio.sleep(0))
+    stream.close()
+
+
 async def test_data_that_comes_with_the_end_of_patience_is_not_lost() -> None:
     wire, data = Wire(), asyncio.Event()
     task, stream = await waiting(wire, data)

@@ -58,6 +58,9 @@ class ChatChunks:
             data += b'%b{"index":0,"delta":{},%b%b' % (self._head, ending, end)
         return data
 
+    def held(self, readers: list[JournalReader]) -> bytes:
+        return b""
+
     def end(self, readers: list[JournalReader]) -> bytes:
         if not self._include_usage:
             return DONE

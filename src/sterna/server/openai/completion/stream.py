@@ -62,6 +62,9 @@ class CompletionChunks:
         lists.add(delta.output_ids, delta.logprobs)
         return _encode(lists.shown())
 
+    def held(self, readers: list[JournalReader]) -> bytes:
+        return b""
+
     def end(self, readers: list[JournalReader]) -> bytes:
         if not self._include_usage:
             return DONE
