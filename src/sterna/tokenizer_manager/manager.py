@@ -43,7 +43,7 @@ from sterna.tokenizer_manager.receive import InterTokenLatency, JournalGap, end_
 from sterna.tokenizer_manager.recovery import Recovery, SchedulerSender
 from sterna.tokenizer_manager.req_state import AbortCause, JournalReader, Origin, Outcome, ReqState, RequestTimes, outcome_of
 from sterna.tokenizer_manager.sessions import CAPACITY_CONTEXTS, Sessions
-from sterna.tokenizer_manager.tokenize import leading_bos, to_tokenized
+from sterna.tokenizer_manager.tokenize import check_logprobs, leading_bos, to_tokenized
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +192,7 @@ class TokenizerManager:
             for obj, state in zip(objs, states, strict=True):
                 if not state.finished:
                     await self._tokenize(obj, state)
+            check_logprobs(state.tokenized for state in states if state.tokenized is not None)
             self._dispatch(states)
         except BaseException as fault:
             self._give_up(states, fault)

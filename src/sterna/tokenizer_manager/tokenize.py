@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from sterna.errors import ContextLengthExceeded, InvalidRequest
@@ -11,6 +13,8 @@ from sterna.tokenizer_manager.session import Context, Turn
 
 # Normalizers may shorten a text before it is cut into tokens; none that models use halves it.
 SLACK = 4
+MAX_LOGPROBS = 4 * 2**20
+"""Of one answer, the prompts of a list together: about 100 MB of JSON."""
 
 
 # Stands for the end of an answer while what follows it is encoded.
@@ -72,6 +76,17 @@ def to_tokenized(
         received_time=obj.received_time,
         cache_namespace=obj.cache_namespace,
     )
+
+
+def check_logprobs(members: Iterable[TokenizedGenerateReqInput]) -> None:
+    """Raises InvalidRequest where the logprobs that `members`, one HTTP request, may make are more than an answer may hold."""
+    asking = [params for each in members if (params := each.sampling_params).return_logprob]
+    most = sum((params.max_new_tokens or 0) * (1 + params.top_logprobs_num + len(params.token_ids_logprob)) for params in asking)
+    if most > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs: {most} numbers could come of this; an answer holds {MAX_LOGPROBS}. Ask for fewer, or set max_tokens",
+            param="logprobs",
+        )
 
 
 def _own_ids(obj: GenerateReqInput, context: Context, tokenizer: Tokenizer, context_len: int) -> list[int]:

@@ -8,6 +8,7 @@ import pytest
 from byte_model import EOS, IM_END
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken
 from sterna.protocol.generate import TokenizedGenerateReqInput
+from sterna.tokenizer_manager import tokenize
 from unit.server.asgi import Call, post
 from unit.server.engine import Engine, answer, running
 
@@ -334,3 +335,42 @@ async def test_output_without_its_logprobs_is_output_that_was_lost() -> None:
         call = await post(engine.app, CHAT, {"messages": HI, "logprobs": True})
         assert call.status == 500
         await engine.abort_seen.wait()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {"messages": HI, "max_tokens": 12, "logprobs": True, "top_logprobs": 4}, "logprobs"),
+        (COMPLETIONS, {"prompt": ["hi", "ho"], "max_tokens": 6, "logprobs": 4}, "logprobs"),
+        ("/generate", {"text": ["a", "b", "c"], "return_logprob": [True, False, True], "token_ids_logprob": [1] * 4}, "return_logprob"),
+    ],
+)
+@pytest.mark.parametrize(("limit", "status"), [(60, 200), (59, 400)])
+async def test_an_answer_holds_so_many_logprobs_and_one_that_could_have_more_is_refused(
+    path: str, body: dict[str, Any], field: str, limit: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "MAX_LOGPROBS", limit)
+    async with running() as engine:
+        call = await post(engine.app, path, {**body, "sampling_params": {"max_new_tokens": 6}} if path == "/generate" else body)
+        assert call.status == status
+        assert status == 200 or call.error["param"] == field
+        assert engine.manager.num_live == engine.manager.accounts.live == 0
+
+
+async def test_a_list_s_answer_that_is_large_is_the_same_json_in_pieces() -> None:
+    """Large enough to be sent one prompt at a time."""
+    texts = ["x" * 30_000, "y" * 30_000, "z" * 30_000]
+
+    async def play(engine: Engine, request: TokenizedGenerateReqInput) -> None:
+        engine.put(request.rid, texts[int(request.rid.split(" ")[1])], reason=FinishLength(1), ids=1)
+
+    async with running() as engine:
+        engine.script = play
+        generated = await post(engine.app, "/generate", {"text": ["a", "b", "c"]})
+        completed = await post(engine.app, COMPLETIONS, {"prompt": ["a", "b", "c"], "user": '"choices":[]'})
+    assert [entry["text"] for entry in generated.json] == texts
+    assert [choice["text"] for choice in completed.json["choices"]] == texts
+    assert completed.json["usage"]["completion_tokens"] == 3
+    for call in (generated, completed):
+        assert call.headers["content-length"] == str(len(call.body))
+        assert call.sent.qsize() > 3

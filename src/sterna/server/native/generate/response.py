@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
+
+import msgspec
 
 from sterna.protocol.finish import FinishAbort, FinishLength, FinishMatchedStr, FinishMatchedToken, FinishReason
 from sterna.protocol.logprobs import TokenLogprobs
@@ -16,13 +18,17 @@ from sterna.text.token_names import TokenNames
 from sterna.tokenizer_manager.req_state import JournalReader
 
 
-def to_response(outputs: list[Full], rows: Sequence[LogprobRows | None], *, is_list: bool) -> GenerateOutput | list[GenerateOutput]:
-    """`rows` are the logprobs of each output, where they are asked for."""
-    answers = []
-    for output, shown in zip(outputs, rows, strict=True):
+def to_response(outputs: list[Full], rows: Sequence[LogprobRows | None], *, is_list: bool) -> Iterator[bytes]:
+    """The JSON of a `GenerateOutput`, or of a list of them, one at a time. `rows` are the logprobs of each, where they are asked for."""
+    if is_list:
+        yield b"["
+    for index, (output, shown) in enumerate(zip(outputs, rows, strict=True)):
+        if index:
+            yield b","
         meta_info = to_meta_info(output.reader, output.finished_reason, shown)
-        answers.append(GenerateOutput(text=output.text, output_ids=output.output_ids, meta_info=meta_info))
-    return answers if is_list else answers[0]
+        yield msgspec.json.encode(GenerateOutput(text=output.text, output_ids=output.output_ids, meta_info=meta_info))
+    if is_list:
+        yield b"]"
 
 
 def to_meta_info(reader: JournalReader, reason: FinishReason | None, rows: LogprobRows | None) -> MetaInfo:

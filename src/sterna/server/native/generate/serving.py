@@ -13,7 +13,12 @@ from sterna.server.native.generate.stream import GenerateChunks
 from sterna.server.terms import to_terms
 
 # What the core calls a field, and what this body does.
-PARAMS = {"prompt": "text", "max_tokens": "sampling_params.max_new_tokens", "min_tokens": "sampling_params.min_new_tokens"}
+PARAMS = {
+    "prompt": "text",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "logprobs": "return_logprob",
+}
 
 
 async def generate(exchange: Exchange, context: AppContext) -> None:
@@ -38,4 +43,4 @@ async def generate(exchange: Exchange, context: AppContext) -> None:
         else:
             response = to_response(await outputs.all(rows), rows, is_list=request.is_list)
             outputs.mark_first_byte()
-            await exchange.respond_json(response)
+            await exchange.respond_pieces(response)

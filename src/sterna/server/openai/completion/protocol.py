@@ -71,7 +71,8 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[str]
     """Texts; bytes that are no UTF-8 by themselves are escaped."""
     top_logprobs: list[dict[str, float]]
-    """The token's own, and those of the likeliest tokens in its place. Where several have one text it is the likeliest one's."""
+    """The token's own, and those of the likeliest tokens in its place. Where several have one text it is the token's own, else the
+    likeliest one's."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from sterna.protocol.finish import openai_name
 from sterna.protocol.logprobs import TokenLogprobs
@@ -15,19 +17,24 @@ from sterna.server.openai.fields import matched_stop, usage_of
 _utf8_decoder = getincrementaldecoder("utf-8")
 
 
-def to_response(rid: str, created: int, model: str, outputs: list[Full], lists: Sequence[LogprobLists | None]) -> CompletionResponse:
-    """One choice per prompt; `lists` are the logprobs of each, where they are asked for."""
-    choices = [
-        CompletionChoice(
+def to_response(rid: str, created: int, model: str, outputs: list[Full], lists: Sequence[LogprobLists | None]) -> Iterator[bytes]:
+    """The JSON of a `CompletionResponse`, a choice (prompt) at a time. `lists` are the logprobs of each, where they are asked for."""
+    usage = usage_of([output.reader for output in outputs])
+    empty = msgspec.json.encode(CompletionResponse(id=rid, created=created, model=model, choices=[], usage=usage))
+    before, choices, after = empty.partition(b'"choices":[')  # which no string in JSON holds: its quotes would be escaped
+    yield before + choices
+    for index, (output, shown) in enumerate(zip(outputs, lists, strict=True)):
+        if index:
+            yield b","
+        choice = CompletionChoice(
             index=index,
             text=output.text,
             logprobs=None if shown is None else shown.shown(),
             finish_reason=openai_name(output.finished_reason),
             matched_stop=matched_stop(output.finished_reason),
         )
-        for index, (output, shown) in enumerate(zip(outputs, lists, strict=True))
-    ]
-    return CompletionResponse(id=rid, created=created, model=model, choices=choices, usage=usage_of([output.reader for output in outputs]))
+        yield msgspec.json.encode(choice)
+    yield after
 
 
 class LogprobLists:
@@ -57,7 +64,7 @@ class LogprobLists:
             top: dict[str, float] = {}
             for name, logprob in self._spelling.top(each):
                 top.setdefault(name.text, logprob)
-            top.setdefault(text, each.chosen)
+            top[text] = each.chosen
             tops.append(top)
         self._text_offset.add(offsets)
         self._token_logprobs.add([each.chosen for each in logprobs])

@@ -47,4 +47,4 @@ async def completions(exchange: Exchange, context: AppContext) -> None:
         else:
             response = to_response(rid, created, model, await outputs.all(lists), lists)
             outputs.mark_first_byte()
-            await exchange.respond_json(response)
+            await exchange.respond_pieces(response)
