@@ -1,6 +1,6 @@
 """The engine alone on larger models: synthetic weights in known shapes, prompts of 100 to 8,000 tokens, batches of 1 to 64.
 
-    python bench/shapes.py [--shapes NAME …] [--quantizations …] [--isa …] [--quick]
+    python bench/shapes.py [--shapes NAME …] [--quantizations …] [--isa …] [--prompts N …] [--batches N …] [--rounds N] [--quick]
 
 Drives the native executor as the scheduler does, in one process, with no server around it. Beside each speed stand the bytes and operations
 a second that it needs at the least, and their share of the machine's ceilings, measured in the same run. One JSON line per measurement.
@@ -273,14 +273,13 @@ def against(line: dict[str, Any], limits: dict[str, Any], quantization: str) -> 
     return shown
 
 
-def measure(name: str, quantization: Quantization, limits: dict[str, Any], threads: int, quick: bool) -> None:
+def measure(name: str, quantization: Quantization, limits: dict[str, Any], plan: argparse.Namespace) -> None:
     """All of one shape, printed line by line."""
-    head = {"shape": name, "quantization": quantization, "isa": os.environ.get("STERNA_ISA", "auto")}
-    lengths, batches = (PROMPTS[:2], BATCHES[:2]) if quick else (PROMPTS, BATCHES)
-    steps, repeat = (2, 1) if quick else (16, 3)
-    slots = max(max(lengths) + 64, max(batches) * (DECODE_CONTEXT + repeat * steps + 64))
+    head = {"shape": name, "quantization": quantization, "isa": os.environ.get("STERNA_ISA", "auto"), "rounds": plan.rounds}
+    lengths, batches, steps, repeat = tuple(plan.prompts), tuple(plan.batches), plan.steps, plan.rounds
+    slots = max([length + 64 for length in lengths] + [rows * (DECODE_CONTEXT + repeat * steps + 64) for rows in batches])
     try:
-        executor = make_executor(name, quantization, slots, threads)
+        executor = make_executor(name, quantization, slots, plan.threads)
     except Unavailable as fault:
         print(json.dumps({**head, "skipped": str(fault)}), flush=True)
         return
@@ -301,19 +300,27 @@ def main() -> None:
     parser.add_argument("--quantizations", nargs="+", choices=BITS, default=["int4", "none"])
     parser.add_argument("--isa", nargs="+", default=[], help="run once with each as STERNA_ISA, each in a process of its own")
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--quick", action="store_true", help="two lengths, two batches, one round: to try the harness with")
+    parser.add_argument("--prompts", nargs="*", type=int, default=list(PROMPTS), help="lengths, in tokens")
+    parser.add_argument("--batches", nargs="*", type=int, default=list(BATCHES), help="rows that decode")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the median is told")
+    parser.add_argument("--steps", type=int, default=16, help="of a round of decoding")
+    parser.add_argument("--quick", action="store_true", help="two lengths, two batches, one short round: to try the harness with")
     options = parser.parse_args()
     if options.isa:
-        words = ["--shapes", *options.shapes, "--quantizations", *options.quantizations, "--threads", str(options.threads)]
+        words = [f"--{name}={getattr(options, name)}" for name in ("threads", "rounds", "steps")]
+        for name in ("shapes", "quantizations", "prompts", "batches"):
+            words += [f"--{name}", *map(str, getattr(options, name))]
         words += ["--quick"] if options.quick else []
         for isa in options.isa:
             subprocess.run([sys.executable, __file__, *words], check=True, env={**os.environ, "STERNA_ISA": isa})
         return
+    if options.quick:
+        options.prompts, options.batches, options.steps, options.rounds = list(PROMPTS[:2]), list(BATCHES[:2]), 2, 1
     limits = ceilings.measure(options.threads)
     print(json.dumps({"ceilings": limits}), flush=True)
     for name in options.shapes:
         for quantization in options.quantizations:
-            measure(name, quantization, limits, options.threads, options.quick)
+            measure(name, quantization, limits, options)
 
 
 if __name__ == "__main__":
