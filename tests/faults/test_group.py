@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults import checks
-from faults.conftest import Bench
+from faults.conftest import TRIES, Bench
 from faults.faults import Fault, Process
 from faults.load import Answer, Ask
 from faults.served import Struck
@@ -69,14 +69,18 @@ def test_without_recovery_everybody_is_told_and_the_group_ends(
 ) -> None:
     """Who has ended has all of his answer; who hasn't has a beginning of it and one error."""
     reference = bench().reference
-    struck = start("--no-recovery")
-    answers, (strike,) = struck.play(asks, [Fault(process, "kill", "some have ended")])
-    assert strike.happened
-    checks.each_is_answered_once(answers)
-    cut = checks.each_has_its_undisturbed_answer_or_an_honest_error(answers, reference)
+    cut = 0
+    for _ in range(TRIES):  # all may have been answered, though the clients don't know it yet
+        struck = start("--no-recovery")
+        answers, (strike,) = struck.play(asks, [Fault(process, "kill", "some have ended")])
+        assert strike.happened
+        checks.each_is_answered_once(answers)
+        cut = checks.each_has_its_undisturbed_answer_or_an_honest_error(answers, reference)
+        assert struck.server.process.wait(PROMPTLY_S) == 1
+        assert struck.end() == 1
+        if cut:
+            break
     assert 0 < cut < len(answers)
-    assert struck.server.process.wait(PROMPTLY_S) == 1
-    assert struck.end() == 1
 
 
 @pytest.mark.parametrize("point", ["intake", pytest.param("output", marks=pytest.mark.exhaustive)])
