@@ -36,7 +36,7 @@ class Bench:
     def strike(self, *faults: Fault, extra: Sequence[Ask] = ()) -> list[Answer]:
         """The answers, each of them a single one, of a run in which every one of `faults` has come to pass.
 
-        A moment is what clients have seen. Where they get little of the processor the server may be done by then, and nothing was disturbed.
+        A moment is what clients have seen. Where they get little of the processor the server may be done by then: nothing was disturbed.
         """
         for _ in range(TRIES):
             answers, strikes = self.struck.play([*self.asks, *extra], faults)
