@@ -8,6 +8,7 @@ from pathlib import Path
 
 import zmq
 
+from sterna.config.heap import trim
 from sterna.config.process_start import ProcessStart, enter_process
 from sterna.detokenizer.manager import DetokenizerManager
 from sterna.ipc.channel import ChannelError, Receiver, Sender
@@ -82,6 +83,7 @@ def run_detokenizer(start: ProcessStart) -> None:
     tokenizer = Tokenizer.load(Path(start.folder))
     for skip_special_tokens in (True, False):
         tokenizer.table(skip_special_tokens=skip_special_tokens)  # made now, so that no request waits for it
+    trim()
     manager = DetokenizerManager(tokenizer, start.args.max_detokenizer_states)
     process = DetokenizerProcess(manager, inbox, context, start.server)
     try:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from sterna.config.heap import trim
 from sterna.config.model_config import ModelConfig
 from sterna.config.process_start import ProcessStart
 from sterna.config.server_args import ServerArgs
@@ -88,6 +89,7 @@ class Group:
         await self._http.startup()
         for child in self._children:
             await child.spawn(self._start_message(child.name, FIRST_EPOCH))
+        trim()  # while the children load
         self._watchers = [asyncio.create_task(self._watch(child)) for child in self._children]
         await first_of(None, self.manager.ready_event.wait(), self._stopping.wait())
         if self.manager.failure is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import zmq
 
+from sterna.config.heap import trim
 from sterna.config.model_config import ModelConfig
 from sterna.config.process_start import ProcessStart, enter_process
 from sterna.config.server_args import ServerArgs
@@ -119,6 +120,7 @@ class LazyTokenizer:
                 tokenizer = Tokenizer.load(self._folder)
                 for skip_special_tokens in (True, False):
                     tokenizer.table(skip_special_tokens=skip_special_tokens)
+                trim()
                 self._tokenizer = tokenizer
             return self._tokenizer
 

@@ -6,6 +6,8 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 
+from sterna.config.heap import trim
+
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -32,15 +34,6 @@ def keep_thresholds() -> bool:
         return False
     options = ((M_MMAP_THRESHOLD, THRESHOLD_BYTES), (M_TRIM_THRESHOLD, THRESHOLD_BYTES), (M_ARENA_MAX, 1))
     return all(mallopt(option, value) == 1 for option, value in options)
-
-
-def trim() -> None:
-    """Give the free pages inside the heap back. By itself glibc returns the heap's end only, and one string of a stream that still runs
-    keeps all that lies below it. About 10 ms for 50 MB, in which no other thread can allocate.
-    """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 class FreedMemory:

@@ -15,7 +15,8 @@ from unit.server.engine import running
 
 PROGRAM = """
 import re, sys
-from sterna.server.freed_memory import keep_thresholds, trim
+from sterna.config.heap import trim
+from sterna.server.freed_memory import keep_thresholds
 
 def resident_kb():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1])
