@@ -83,11 +83,11 @@ def run_detokenizer(start: ProcessStart) -> None:
     tokenizer = Tokenizer.load(Path(start.folder))
     for skip_special_tokens in (True, False):
         tokenizer.table(skip_special_tokens=skip_special_tokens)  # made now, so that no request waits for it
-    trim()
     manager = DetokenizerManager(tokenizer, start.args.max_detokenizer_states)
     process = DetokenizerProcess(manager, inbox, context, start.server)
     try:
         process.startup(start.epoch)
+        trim()  # who waits for the word that we are ready doesn't wait for this
         process.main_loop()
     finally:
         process.shutdown()

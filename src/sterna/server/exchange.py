@@ -22,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 JSON = b"application/json"
 LARGE_PIECE = 64 * 1024
+"""Bytes of a body, from which on its making and sending is broken up."""
 # What may be echoed into a header and a log line.
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

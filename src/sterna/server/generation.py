@@ -158,10 +158,10 @@ class Outputs:
             return index, OutputDelta(delta.text, delta.output_ids, None, delta.logprobs)
         return index, delta
 
-    async def all(self, sinks: Sequence[LogprobSink | None] = ()) -> list[Full]:
+    async def all(self, sinks: Sequence[LogprobSink | None]) -> list[Full]:
         """Wait for every journal's end. Raises as `next` does.
 
-        `sinks`, one per prompt, get the logprobs of those that asked as they come.
+        `sinks`, one per prompt, get the logprobs as they come; None for a prompt that asked for none.
         """
         chunks: list[list[str]] = [[] for _ in self.readers]
         ids: list[list[int]] = [[] for _ in self.readers]
@@ -170,7 +170,7 @@ class Outputs:
             index, delta = await self.next()
             chunks[index].append(delta.text)
             ids[index] += delta.output_ids
-            sink = sinks[index] if sinks else None
+            sink = sinks[index]
             if sink is not None:
                 sink.add(delta.output_ids, delta.logprobs)
             if delta.finished_reason is not None:
