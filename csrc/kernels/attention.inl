@@ -13,7 +13,7 @@ constexpr int kBlockQueries = 4, kBlockVectors = 1;  // 16 registers are 8 of th
 #else
 constexpr int kBlockQueries = 1, kBlockVectors = 1;  // a call for every fma: nothing to gain
 #endif
-constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;  // taken together by exp_bounded
+constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;  // taken together by exp_coarse, two by two
 constexpr int kTile = 24;                                           // queries whose scores lie in the first cache
 constexpr int kSpanPages = kSpan / kPage;
 
@@ -111,46 +111,54 @@ static void score_tile(const Queries& queries, int first, int count, const Parts
   }
 }
 
-// p = exp(score - shift) of kPages pages, as bfloat16, and their sum by lanes.
+// p = exp(score - shift) of kPages pages, as bfloat16, and their sum by lanes of pairs.
 template <int kPages>
 STERNA_INLINE void weigh_pages(const float* scores, Lanes shift, uint16_t* p, Lanes& sum) {
+  static constexpr uint16_t kOnes[] = {0x3f80, 0x3f80};
   Lanes x[kPages];
 #pragma GCC unroll 8
   for (int i = 0; i < kPages; i++) x[i] = sub(load(scores + i * kPage), shift);
-  exp_bounded(x);
+  exp_coarse(x);
 #pragma GCC unroll 8
-  for (int i = 0; i < kPages; i++) {
-    const Halves weights = narrow(x[i]);
-    store_halves(p + i * kPage, weights);
-    sum = add(sum, widen(weights));
+  for (int i = 0; i < kPages; i += 2) {
+    const Pairs weights = narrow_pairs(x[i], x[i + 1]);
+    store_pairs(p + i * kPage, weights);
+    sum = dot_pairs(sum, weights, set1_pairs(kOnes));
   }
 }
 
-// The largest score of one query over the keys that it sees; other scores in their pages become -inf.
+// What of a page's scores is outside `seen` becomes -inf.
+STERNA_INLINE void hide_unseen(float* scores, KeyRange seen, int page) {
+  if (page * kPage >= seen.begin && page * kPage + kPage <= seen.end) return;
+  const int from = larger(seen.begin - page * kPage, 0), to = larger(smaller(seen.end - page * kPage, kPage), 0);
+  const Lanes score = load(scores + page * kPage);
+  store(scores + page * kPage, select(first(from), set1(-kInfinity), select(first(to), score, set1(-kInfinity))));
+}
+
+// The largest score of one query over the keys that it sees; other scores become -inf in the pages of these, and in those that fill up the first and
+// the last of them to a pair.
 static float top_score(float* scores, KeyRange seen) {
-  Lanes best = set1(-kInfinity);
-  for (int page = seen.first_page(); page < seen.end_page(); page++) {
-    Lanes score = load(scores + page * kPage);
-    if (page * kPage < seen.begin || page * kPage + kPage > seen.end) {
-      const int from = larger(seen.begin - page * kPage, 0), to = smaller(seen.end - page * kPage, kPage);
-      score = select(first(from), set1(-kInfinity), select(first(to), score, set1(-kInfinity)));
-      store(scores + page * kPage, score);
-    }
-    best = max(score, best);
-  }
-  return reduce_max(best);
+  if (seen.empty()) return -kInfinity;
+  const int begin = seen.first_page() / 2 * 2, end = (seen.end_page() + 1) / 2 * 2;
+  hide_unseen(scores, seen, begin), hide_unseen(scores, seen, begin + 1);
+  hide_unseen(scores, seen, end - 2), hide_unseen(scores, seen, end - 1);
+  Lanes best[] = {set1(-kInfinity), set1(-kInfinity)};  // two chains are not waited for
+  for (int page = begin; page < end; page += 2)
+    for (int i = 0; i < 2; i++) best[i] = max(load(scores + (page + i) * kPage), best[i]);
+  return reduce_max(max(best[0], best[1]));
 }
 
 // p of one query, as bfloat16, for all pages that `tile` touches; returns their sum. m is the query's top score, and what it does not see is -inf.
 static float weigh_query(const float* scores, float m, KeyRange seen, KeyRange tile, uint16_t* p) {
-  const int end = seen.end_page();
   const Lanes shift = set1(m == -kInfinity ? 0.0f : m);  // -inf - -inf would be NaN
+  const Pairs none = narrow_pairs(zero(), zero());
   Lanes sum = zero();
-  int page = tile.first_page();
-  for (; page < seen.first_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  int page = tile.first_page() / 2 * 2;
+  const int begin = seen.empty() ? page : seen.first_page() / 2 * 2, end = seen.empty() ? page : (seen.end_page() + 1) / 2 * 2;
+  for (; page < begin; page += 2) store_pairs(p + page * kPage, none);
   for (; page + kWeighPages <= end; page += kWeighPages) weigh_pages<kWeighPages>(scores + page * kPage, shift, p + page * kPage, sum);
-  for (; page < end; page++) weigh_pages<1>(scores + page * kPage, shift, p + page * kPage, sum);
-  for (; page < tile.end_page(); page++) store_halves(p + page * kPage, narrow(zero()));
+  for (; page < end; page += 2) weigh_pages<2>(scores + page * kPage, shift, p + page * kPage, sum);
+  for (; page < tile.end_page(); page += 2) store_pairs(p + page * kPage, none);
   return reduce_add(sum);
 }
 

@@ -120,8 +120,8 @@ struct Kernels {
   // Write one token's k and v [head_dim] of one key head into slot `slot` (0 .. 15) of its page. Where v, rounded, has a NaN or an infinity, k is
   // stored as NaN and v as zeros: so whoever sees the token has NaN, and nobody else.
   void (*store_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
-  // score = (q . k in bfloat16 pairs over ascending dims) * scale, softcapped; p = exp(score - m) rounded to bfloat16; l sums those p over lanes
-  // (lane = key % 16, keys ascending, one tree); o takes pairs of keys ascending.
+  // score = (q . k in bfloat16 pairs over ascending dims) * scale, softcapped; p = exp_coarse(score - m) rounded to bfloat16; l sums those p over lanes
+  // (lane = key / 2 % 16, pairs of keys ascending as products with one, one tree); o takes pairs of keys ascending.
   void (*attend)(const Queries& queries, const Span& span, const Partial& out);
   // Merge: m' = max(m, n.m), a = exp(m - m'), b = exp(n.m - m'), l = fma(l, a, n.l * b), o = fma(o, a, n.o * b). Spans are folded in ascending order,
   // starting from m = -inf, l = 0, o = 0; a partial that saw no key changes nothing.

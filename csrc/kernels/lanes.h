@@ -19,7 +19,8 @@
 //   store_int8(p, x)                  lanes that hold integers in -128 .. 127
 //   narrow(x) -> Halves               to nearest even; NaN stays NaN; subnormals become zero
 //   widen(h)  load_halves(p)  store_halves(p, h)
-//   load_pairs(p)  set1_pairs(p): the pair at p in all lanes  keep_pairs(a, bits): bitwise and of every pair with bits
+//   load_pairs(p)  store_pairs(p, a)  set1_pairs(p): the pair at p in all lanes  keep_pairs(a, bits): bitwise and of every pair with bits
+//   narrow_pairs(a, b) -> Pairs       narrow(a) and behind it narrow(b): lanes 0 and 1 are the first pair
 //   dot_pairs(acc, a, b) = fma(a.even, b.even, fma(a.odd, b.odd, acc))
 //
 // and STERNA_MATHS: how functions of many operations are declared, inline or not.
@@ -72,6 +73,28 @@ STERNA_MATHS void exp_bounded(Lanes (&x)[kCount]) {
   for (int i = 0; i < kCount; i++) q[i] = add(fma(q[i], mul(r[i], r[i]), r[i]), set1(1.0f));
 #pragma GCC unroll 8
   for (int i = 0; i < kCount; i++) x[i] = select(less_equal(set1(-87.3365f), x[i]), add_exponent(q[i], t[i]), max(zero(), x[i]));
+}
+
+// exp of each of x, none above 0, within 1.1e-4 of it (exp(0) is 1): a twentieth of what rounding the result to bfloat16 may take from it, and half the
+// work. The cubic is a minimax fit of 2^f for |f| <= 1/2. Below -126 ln 2 the result is any number that `narrow` takes to be zero; NaN stays NaN.
+template <int kCount>
+STERNA_MATHS void exp_coarse(Lanes (&x)[kCount]) {
+  constexpr float kMagic = 12582912.0f;   // as in exp_bounded
+  constexpr float kLeast = -88.0f;        // 2^-127 and a little
+  constexpr float kLog2e = 1.44269504f;
+  constexpr float kCubic[] = {0.24221098f, 0.6932829f, 1.0f};
+  Lanes t[kCount], f[kCount], q[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) x[i] = max(set1(kLeast), x[i]), t[i] = fma(x[i], set1(kLog2e), set1(kMagic));
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) f[i] = fma(x[i], set1(kLog2e), sub(set1(kMagic), t[i])), q[i] = set1(0.05500906f);
+#pragma GCC unroll 8
+  for (float coefficient : kCubic) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; i++) q[i] = fma(q[i], f[i], set1(coefficient));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i++) x[i] = add_exponent(q[i], t[i]);
 }
 
 // exp(x) for any x: +inf above ln(FLT_MAX).

@@ -123,6 +123,12 @@ STERNA_INLINE Pairs load_pairs(const void* p) {
   const __m256i* v = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
 }
+STERNA_INLINE void store_pairs(void* p, Pairs a) {
+  __m256i* v = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(v, a.lo);
+  _mm256_storeu_si256(v + 1, a.hi);
+}
+STERNA_INLINE Pairs narrow_pairs(Lanes a, Lanes b) { return {narrow(a).v, narrow(b).v}; }
 STERNA_INLINE Pairs set1_pairs(const uint16_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, 4);

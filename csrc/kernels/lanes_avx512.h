@@ -88,6 +88,7 @@ STERNA_INLINE void store_int8(int8_t* p, Lanes x) {
 
 #if defined(STERNA_HAS_DPBF16)
 STERNA_INLINE Halves narrow(Lanes x) { return {(__m256i)_mm512_cvtneps_pbh(x.v)}; }
+STERNA_INLINE Pairs narrow_pairs(Lanes a, Lanes b) { return {(__m512i)_mm512_cvtne2ps_pbh(b.v, a.v)}; }
 #else
 STERNA_INLINE Halves narrow(Lanes x) {
   const __m512i u = _mm512_castps_si512(x.v);
@@ -97,12 +98,14 @@ STERNA_INLINE Halves narrow(Lanes x) {
   r = _mm512_mask_and_epi32(r, _mm512_testn_epi32_mask(u, _mm512_set1_epi32(0x7f800000)), u, _mm512_set1_epi32(int(0x80000000u)));
   return {_mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16))};
 }
+STERNA_INLINE Pairs narrow_pairs(Lanes a, Lanes b) { return {_mm512_inserti64x4(_mm512_castsi256_si512(narrow(a).v), narrow(b).v, 1)}; }
 #endif
 STERNA_INLINE Lanes widen(Halves h) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h.v), 16))}; }
 STERNA_INLINE Halves load_halves(const uint16_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
 STERNA_INLINE void store_halves(uint16_t* p, Halves h) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h.v); }
 
 STERNA_INLINE Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
+STERNA_INLINE void store_pairs(void* p, Pairs a) { _mm512_storeu_si512(p, a.v); }
 STERNA_INLINE Pairs set1_pairs(const uint16_t* p) {
   int32_t pair;
   __builtin_memcpy(&pair, p, 4);

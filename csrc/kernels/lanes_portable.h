@@ -115,6 +115,13 @@ STERNA_INLINE Pairs load_pairs(const void* p) {
   __builtin_memcpy(r.v, p, sizeof r.v);
   return r;
 }
+STERNA_INLINE void store_pairs(void* p, Pairs a) { __builtin_memcpy(p, a.v, sizeof a.v); }
+STERNA_INLINE Pairs narrow_pairs(Lanes a, Lanes b) {
+  uint16_t halves[32];
+  store_halves(halves, narrow(a));
+  store_halves(halves + 16, narrow(b));
+  return load_pairs(halves);
+}
 STERNA_INLINE Pairs set1_pairs(const uint16_t* p) {
   uint32_t pair;
   __builtin_memcpy(&pair, p, 4);
