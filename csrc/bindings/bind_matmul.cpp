@@ -130,10 +130,11 @@ nb::ndarray<nb::numpy, float> matmul(const std::string& isa, const FormTuple& fo
   nb::gil_scoped_release release;
   FlushSubnormals flush;
   const Rows quantized(kernels, w, x.data(), num_rows);
+  Ahead ahead;
   for (int row = 0; row < num_rows; row += row_step) {
     for (int block = 0; block < w.blocks(); block += block_step) {
       kernels.matmul(w, quantized.view(w), row, std::min(row_step, num_rows - row), block, std::min(block_step, w.blocks() - block), y.data(),
-                     size_t(w.padded_rows()));
+                     size_t(w.padded_rows()), ahead);
     }
   }
   return y;
@@ -161,9 +162,10 @@ double time_matmul(const std::string& isa, const FormTuple& form, int rows, int 
     const int first = int(int64_t(shape.blocks()) * thread / threads), end = int(int64_t(shape.blocks()) * (thread + 1) / threads);
     const double start = thread_seconds();
     Matrix w = shape;
+    Ahead ahead;
     for (int i = 0; i < copies; i++) {
       w.data = data.data() + size_t(i) * shape.bytes();
-      kernels.matmul(w, quantized.view(w), 0, num_rows, first, end - first, y.data(), size_t(shape.padded_rows()));
+      kernels.matmul(w, quantized.view(w), 0, num_rows, first, end - first, y.data(), size_t(shape.padded_rows()), ahead);
     }
     *seconds = thread_seconds() - start;
   };

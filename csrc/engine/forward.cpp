@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
+
+#include <unistd.h>
 
 namespace sterna {
 namespace {
@@ -23,6 +26,15 @@ int tile_rows(size_t stride, int rows) {
 int blocks_per_item(int blocks, int threads, int tiles) {
   const int wanted = blocks * tiles / (threads * kItemsPerThread);
   return std::min(std::max(2, wanted / 2 * 2), 16);
+}
+
+// Of keys and values so much is asked for before they are read: half of the cache that the cores share, where the system knows it.
+size_t ahead_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  static const long shared = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (shared > 0) return size_t(shared) / 2;
+#endif
+  return 4 << 20;
 }
 
 size_t padded(const Linear& linear) { return size_t(linear.weight.padded_rows()); }
@@ -48,6 +60,7 @@ void Forward::run(const Step& step, const Sink& sink) {
   reserve(step);
   rope_angles(step);
   plan(step);
+  ask_for_keys(0);
   embed(step);
   const int hidden = model_.hidden_size;
   int tokens = int(step.input_ids.size());
@@ -55,6 +68,7 @@ void Forward::run(const Step& step, const Sink& sink) {
     const Layer& layer = model_.layers[i];
     if (abandoned_.load(std::memory_order_relaxed)) throw Abandoned();
     attend(step, int(i));
+    ask_for_keys(int(i) + 1);
     if (i + 1 == model_.layers.size()) {
       keep_sampled(step);
       tokens = int(sampled_.size());
@@ -98,6 +112,33 @@ void Forward::reserve(const Step& step) {
 void Forward::plan(const Step& step) {
   plans_.clear();
   for (int i : plan_layer_) plans_.push_back(plan_attention(step, model_.layers[i].attention, threads_.size()));
+  read_pages_.resize(plan_layer_.size());
+  for (size_t p = 0; p < plan_layer_.size(); ++p) {
+    const Attention& a = model_.layers[plan_layer_[p]].attention;
+    const size_t most = ahead_bytes() / pool_.page_bytes(plan_layer_[p]);
+    std::vector<int32_t>& pages = read_pages_[p];
+    pages.clear();
+    seen_pages_.assign(size_t(pool_.pages(a.kv_group)), 0);
+    for (const Row& row : step.rows) {
+      const std::vector<int32_t>& all = row.pages[a.kv_group];
+      for (size_t i = size_t(first_span(row.prefix_len, a.window)) * kSpan / kPage; i < all.size() && pages.size() < most; ++i)
+        if (!std::exchange(seen_pages_[all[i]], 1)) pages.push_back(all[i]);
+    }
+  }
+}
+
+// Each thread asks for its share; behind the last layer there is nothing to ask for.
+void Forward::ask_for_keys(int layer) {
+  if (layer == int(model_.layers.size())) {
+    for (Scratch& scratch : scratch_) scratch.ahead = {};
+    return;
+  }
+  const std::vector<int32_t>& pages = read_pages_[plan_of_layer_[layer]];
+  const size_t threads = scratch_.size();
+  for (size_t t = 0; t < threads; ++t) {
+    const size_t from = pages.size() * t / threads, to = pages.size() * (t + 1) / threads;
+    scratch_[t].ahead = {pool_.page(layer, 0), pool_.page_bytes(layer), pages.data() + from, int32_t(to - from)};
+  }
 }
 
 void Forward::embed(const Step& step) {
@@ -136,11 +177,11 @@ void Forward::products(const std::vector<Product>& all, int rows) {
       for (int b = 0; b < all[p].linear->weight.blocks(); b += per_item)
         items.push_back({int(p), row, std::min(tile, rows - row), b, std::min(per_item, all[p].linear->weight.blocks() - b)});
   const std::vector<Range>& ranges = items;
-  threads_.each(int64_t(ranges.size()), [&](int64_t i, int) {
+  threads_.each(int64_t(ranges.size()), [&](int64_t i, int thread) {
     const Range& r = ranges[i];
     const Product& p = all[r.product];
     const Matrix& w = p.linear->weight;
-    kernels_.matmul(w, p.inputs->view(w), r.first_row, r.rows, r.first_block, r.blocks, p.y, p.stride);
+    kernels_.matmul(w, p.inputs->view(w), r.first_row, r.rows, r.first_block, r.blocks, p.y, p.stride, scratch_[thread].ahead);
     if (p.linear->bias == nullptr) return;
     const int column = r.first_block * kBlockRows;
     const int columns = std::min(r.blocks * kBlockRows, w.rows - column);
@@ -308,8 +349,8 @@ void Forward::gated(const GatedMLP& mlp, const Inputs& inputs, int first_row, in
   float* up = scratch.up.reserve(width * rows);
   // `matmul` addresses y by row and block; these tiles hold neither the rows nor the blocks before.
   const ptrdiff_t origin = ptrdiff_t(first_row) * ptrdiff_t(width) + ptrdiff_t(first_block) * kBlockRows;
-  kernels_.matmul(mlp.gate.weight, inputs.view(mlp.gate.weight), first_row, rows, first_block, blocks, gate - origin, width);
-  kernels_.matmul(mlp.up.weight, inputs.view(mlp.up.weight), first_row, rows, first_block, blocks, up - origin, width);
+  kernels_.matmul(mlp.gate.weight, inputs.view(mlp.gate.weight), first_row, rows, first_block, blocks, gate - origin, width, scratch.ahead);
+  kernels_.matmul(mlp.up.weight, inputs.view(mlp.up.weight), first_row, rows, first_block, blocks, up - origin, width, scratch.ahead);
   const int column = first_block * kBlockRows, columns = std::min(int(width), mlp.intermediate - column);
   for (int r = 0; r < rows; ++r) {
     if (mlp.gate.bias != nullptr) kernels_.add(gate + r * width, mlp.gate.bias + column, columns);
@@ -350,9 +391,10 @@ void Forward::head(const Sink& sink) {
     const int count = std::min(kLogitRows, rows - from);
     const int per_item = blocks_per_item(w.blocks(), threads_.size(), 1);
     const int items = (w.blocks() + per_item - 1) / per_item;
-    threads_.each(items, [&](int64_t i, int) {
+    threads_.each(items, [&](int64_t i, int thread) {
       const int block = int(i) * per_item, blocks = std::min(per_item, w.blocks() - block);
-      kernels_.matmul(w, inputs_.view(w), from, count, block, blocks, logits - ptrdiff_t(from) * ptrdiff_t(stride), stride);
+      kernels_.matmul(w, inputs_.view(w), from, count, block, blocks, logits - ptrdiff_t(from) * ptrdiff_t(stride), stride,
+                      scratch_[thread].ahead);
     });
     threads_.each(count, [&](int64_t i, int thread) {
       float* own = logits + i * ptrdiff_t(stride);

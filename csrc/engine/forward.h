@@ -46,11 +46,13 @@ class Forward {
     Buffer<int32_t> positions;
     Buffer<float> state, next;  // attention partials
     std::vector<const uint8_t*> pages;
+    Ahead ahead;  // keys and values of the next attention
   };
 
   void reserve(const Step& step);
   void rope_angles(const Step& step);
   void plan(const Step& step);
+  void ask_for_keys(int layer);
   void embed(const Step& step);
   void attend(const Step& step, int layer);
   void keys_and_queries(const Layer& layer, int index, int token, const Row& row);
@@ -84,6 +86,8 @@ class Forward {
   std::vector<AttentionPlan> plans_;  // of this step, one for all layers whose attention has the same KV group, window and shape
   std::vector<int> plan_of_layer_;
   std::vector<int> plan_layer_;  // the first layer that each plan is for
+  std::vector<std::vector<int32_t>> read_pages_;  // per plan: the pages that the step's rows read, each once, as many as are asked for ahead
+  std::vector<uint8_t> seen_pages_;
 
   std::vector<int32_t> row_of_token_;
   std::vector<int32_t> sampled_;  // rows of the step that want a sample

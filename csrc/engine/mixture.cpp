@@ -70,10 +70,10 @@ void Forward::mixture(const Layer& layer, int tokens) {
   });
   float* out = expert_out_.reserve(stride * rows);
   deal(shape.down.weight.blocks(), 8, 128);
-  threads_.each(int64_t(items.size()), [&](int64_t i, int) {
+  threads_.each(int64_t(items.size()), [&](int64_t i, int thread) {
     const Item& item = items[i];
     const Matrix& w = mixture.experts[item.expert].down.weight;
-    kernels_.matmul(w, inputs_.view(w), item.first_row, item.rows, item.block, item.blocks, out, stride);
+    kernels_.matmul(w, inputs_.view(w), item.first_row, item.rows, item.block, item.blocks, out, stride, scratch_[thread].ahead);
   });
   y_.reserve(size_t(tokens) * hidden);
   each_token(tokens, [&](int64_t t, int) {

@@ -85,6 +85,17 @@ struct Mass {
   int32_t count;
 };
 
+// Memory that will be read before long, part by part: part i is the `bytes` from base + parts[i] * bytes on, of `count` that are left. Products that
+// take their rows in several passes find the weights in the cache from the second on, and memory idle: they ask for this meanwhile, and it comes as
+// far as the second cache, from where it moves on to the third. Where it comes changes nothing but the time.
+struct Ahead {
+  const uint8_t* base = nullptr;
+  size_t bytes = 0;
+  const int32_t* parts = nullptr;
+  int32_t count = 0;
+  const uint8_t *at = nullptr, *end = nullptr;  // what is left of the part before them
+};
+
 struct Kernels {
   const char* name;
   bool portable_bf16;  // bfloat16 products in the order above
@@ -99,7 +110,8 @@ struct Kernels {
   // per refinement (matrix.h) with its group's weights, acc = fma(float(dot - zero * sum q), D * d, acc), and with has_min: acc = fma(float(dot),
   // D * d, acc), then acc = fma(M, s, acc); with scale_group 16 the two halves of a group one after the other, each as a group of its own (its s is
   // s16). acc starts at +0.
-  void (*matmul)(const Matrix& w, const Activations& x, int first_row, int num_rows, int first_block, int num_blocks, float* y, size_t y_stride);
+  void (*matmul)(const Matrix& w, const Activations& x, int first_row, int num_rows, int first_block, int num_blocks, float* y, size_t y_stride,
+                 Ahead& ahead);
 
   // out[cols] = row `row` of w in float32: d * q + m (fused), d * (q - zero), or the bfloat16. out has room for padded_cols(); the padding is zero.
   void (*dequantize_row)(const Matrix& w, int row, float* out);

@@ -31,6 +31,8 @@ struct Product {
   int first_block, num_blocks;
   float* y;  // of the first row, from w's first block on
   size_t y_stride;
+  Ahead& ahead;
+  bool cached;  // the weights are in the cache: rows before these took the same
 
   STERNA_INLINE const ActivationGroup* ints(int row) const { return reinterpret_cast<const ActivationGroup*>(x + row * x_stride); }
   STERNA_INLINE const ActivationGroup* refinements(int row) const { return ints(row) + w.groups(); }
@@ -38,10 +40,33 @@ struct Product {
   STERNA_INLINE const uint16_t* bf16s(int row) const { return reinterpret_cast<const uint16_t*>(x + row * x_stride); }
   STERNA_INLINE float* out(int row, int block) const { return y + row * y_stride + size_t(block) * kBlockRows; }
   STERNA_INLINE Product rows_from(int row) const {
-    return {w, x + row * x_stride, x_stride, first_block, num_blocks, y + row * y_stride, y_stride};
+    return {w, x + row * x_stride, x_stride, first_block, num_blocks, y + row * y_stride, y_stride, ahead, cached || row > 0};
   }
-  STERNA_INLINE Product blocks_from(int block, int count) const { return {w, x, x_stride, block, count, y, y_stride}; }
+  STERNA_INLINE Product blocks_from(int block, int count) const { return {w, x, x_stride, block, count, y, y_stride, ahead, cached}; }
 };
+
+// Asks for memory, before the use of a group of a few rows: for the weights that come `weights_ahead` bytes later, or where those are in the cache, for
+// what else will be wanted. kAskedLines is what memory gives in the time.
+constexpr int kAskedLines = 4;
+
+template <int kLines>
+STERNA_INLINE void ask(const Product& p, const uint8_t* weights, int weights_ahead) {
+  if (!p.cached) {
+#pragma GCC unroll 16
+    for (int line = 0; line < kLines; line++) __builtin_prefetch(weights + weights_ahead + 64 * line, 0, 2);
+    return;
+  }
+  Ahead& ahead = p.ahead;
+  if (ahead.at >= ahead.end) {
+    if (ahead.count == 0) return;
+    ahead.at = ahead.base + size_t(*ahead.parts++) * ahead.bytes;
+    ahead.end = ahead.at + ahead.bytes;
+    ahead.count--;
+  }
+#pragma GCC unroll 16
+  for (int line = 0; line < kAskedLines; line++) __builtin_prefetch(ahead.at + 64 * line, 0, 2);
+  ahead.at += 64 * kAskedLines;
+}
 
 // Runs `Each<Form>::run(product, rows)` for the matrix's format.
 template <template <class> class Each, Quant kQuant, bool kHasMin, bool kFloat32>
@@ -66,9 +91,11 @@ void by_form(const Product& p, int rows) {
 }
 
 template <template <class> class Each>
-void matmul_by_form(const Matrix& w, const Activations& x, int first_row, int num_rows, int first_block, int num_blocks, float* y, size_t y_stride) {
+void matmul_by_form(const Matrix& w, const Activations& x, int first_row, int num_rows, int first_block, int num_blocks, float* y, size_t y_stride,
+                    Ahead& ahead) {
   if (num_rows <= 0 || num_blocks <= 0) return;
-  by_form<Each>(Product{w, x.data + first_row * x.stride, x.stride, first_block, num_blocks, y + first_row * y_stride, y_stride}, num_rows);
+  const uint8_t* row = x.data + first_row * x.stride;
+  by_form<Each>(Product{w, row, x.stride, first_block, num_blocks, y + first_row * y_stride, y_stride, ahead, false}, num_rows);
 }
 
 // Panel<Form>::run<rows>(product) computes exactly `rows` rows, up to Panel<Form>::kRows. All rows are cut into panels as even as can be.

@@ -90,10 +90,7 @@ struct Panel512 {
       for (int r = 0; r < kCount; r++) acc[r] = _mm512_setzero_ps();
       const uint8_t* group = p.w.block(block);
       for (int g = 0; g < groups; g++, group += F::kGroupBytes) {
-        if constexpr (kCount > 1) {
-#pragma GCC unroll 16
-          for (int line = 0; line < (F::kGroupBytes + 63) / 64; line++) __builtin_prefetch(group + ahead + 64 * line, 0, 2);
-        }
+        if constexpr (kCount > 1) ask<(F::kGroupBytes + 63) / 64>(p, group, ahead);
         const Weights512<F> weights(group);
 #pragma GCC unroll 8
         for (int r = 0; r < kCount; r++) acc[r] = weights.add_to(acc[r], p.ints(r)[g]);
