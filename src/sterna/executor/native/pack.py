@@ -39,6 +39,7 @@ from sterna.executor.native.packed_file import (
     PackedHeader,
     PackedModel,
     VectorRecord,
+    advise_huge_pages,
     align,
     blobs_of,
     checksum_of,
@@ -54,6 +55,7 @@ KEEP_DAYS = 30
 _FILE = re.compile(rf"(?P<label>.+)-[0-9a-f]{{{cache.KEY_DIGITS}}}{re.escape(PACKED_SUFFIX)}(?P<part>\.part-.*)?")
 _SCRATCH_BYTES = 8 << 20
 """Packed at a time: a large matrix passes through in ranges of rows."""
+_HUGE_PAGE = 2 << 20
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +174,9 @@ def _make(source: _Source, header: PackedHeader, root: Path, key: str) -> Packed
         log.info("packing weights once: %s into %s", show_bytes(size), path)
         with _whole_file(path) as file:
             file.truncate(size)
-            _fill(source.folder, header, file, start)
+            pages = _PageWriter(file)
+            _fill(source.folder, header, pages, start)
+            pages.flush()
             file.flush()
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written:
                 checksum = checksum_of(blobs_of(written, header))
@@ -195,6 +199,7 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
         )
     log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
     memory = mmap.mmap(-1, needed)
+    advise_huge_pages(memory)
     _fill(folder, header, memory, 0)
     return PackedModel(header, memory, None)
 
@@ -223,7 +228,39 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
-def _fill(folder: Path, header: PackedHeader, sink: IO[bytes] | mmap.mmap, start: int) -> None:
+class _PageWriter:
+    """Writes a file from its beginning to its end, whole huge pages at a time: a file system that keeps files in large pages (ext4 from
+    Linux 6.16 on, XFS) then has them in huge ones from the first start on, rather than from when they are read again."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._page = bytearray(_HUGE_PAGE)
+        self._filled = 0
+        self._start = 0
+        """Of the page, in the file."""
+
+    def seek(self, offset: int) -> None:
+        """Forwards only; what is passed over is zeros."""
+        self.write(bytes(offset - self._start - self._filled))
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            taken = min(len(view), _HUGE_PAGE - self._filled)
+            self._page[self._filled : self._filled + taken] = view[:taken]
+            self._filled += taken
+            view = view[taken:]
+            if self._filled == _HUGE_PAGE:
+                self.flush()
+
+    def flush(self) -> None:
+        self._file.seek(self._start)
+        self._file.write(memoryview(self._page)[: self._filled])
+        self._start += self._filled
+        self._filled = 0
+
+
+def _fill(folder: Path, header: PackedHeader, sink: _PageWriter | mmap.mmap, start: int) -> None:
     """Write every weight where the header says. Memory stays flat: one range of one matrix's rows at a time."""
     store = WeightStore.open(folder)
     threads = usable_cores()
