@@ -33,7 +33,7 @@ from packed import PackedInMemory, pack
 from sterna.config.cores import usable_cores
 from sterna.config.model_config import ModelConfig
 from sterna.config.server_args import ServerArgs
-from sterna.executor.base import ROLE_PROMPT, WANT_SAMPLE, ForwardBatch, GroupSlots
+from sterna.executor.base import NO_PAGES, ROLE_PROMPT, WANT_SAMPLE, ForwardBatch, GroupSlots
 from sterna.executor.native import _native
 from sterna.executor.native.executor import PAGE, NativeExecutor, make
 from sterna.executor.native.formats import Format
@@ -100,7 +100,7 @@ def reference(spec: ModelSpec, weights: Any, windows: Int32Array, threads: int) 
     groups = tuple(GroupSlots(slots, slots[None]) for _ in spec.kv_groups)
     with torch.inference_mode():
         model = TorchModel(spec, weights, torch.float32, torch.device("cpu"))
-        pool = KVPool(spec, (length,) * len(spec.kv_groups), torch.float32, torch.device("cpu"))
+        pool = KVPool(spec, (length,) * len(spec.kv_groups), 1, torch.float32, torch.device("cpu"))
         for w, ids in enumerate(windows):
             batch = ForwardBatch(
                 step=w,
@@ -177,7 +177,7 @@ class Native:
         prefix_lens = np.full(len(rows), prefix, dtype=np.int32)
         wants = np.full(len(rows), forced is not None, dtype=np.uint8)
         written = np.ascontiguousarray(self._slots[rows, prefix : prefix + each].ravel())
-        groups = [(self._slots, written)] * self._groups
+        groups = [(self._slots, written, NO_PAGES, NO_PAGES)] * self._groups
         self._engine.submit(self._steps, np.ascontiguousarray(ids), None, splits, prefix_lens, prefix_lens + each, rows, wants, groups)
         tokens, _, logprobs = self._engine.wait(self._steps)
         if forced is None:

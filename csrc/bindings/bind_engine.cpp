@@ -1,8 +1,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -147,7 +147,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "submit",
           [](BoundEngine& self, int64_t number, Ints input_ids, std::optional<Ints> input_from, Ints row_splits, Ints prefix_lens, Ints seq_lens,
-             Ints req_pool_idx, Bytes wants, std::vector<std::pair<Table, Ints>> groups) {
+             Ints req_pool_idx, Bytes wants, std::vector<std::tuple<Table, Ints, Ints, Ints>> groups) {
             const StepArrays arrays{number, input_ids, input_from, row_splits, prefix_lens, seq_lens, req_pool_idx, wants, std::move(groups)};
             self.engine->submit(read_step(arrays, self.engine->model(), self.engine->pool()));
           },

@@ -19,15 +19,18 @@ int group_window(const Model& model, int group) {
   return window;
 }
 
+int32_t read_page(int32_t slot, int64_t num_pages, const std::string& where) {
+  if (slot < 0 || slot % kPage != 0 || slot / kPage >= num_pages) refuse("slot " + std::to_string(slot) + " of " + where + " is not the first of a page of the pool");
+  return slot / kPage;
+}
+
 std::vector<int32_t> read_pages(const Table& table, const Row& row, size_t r, int window, int64_t num_pages) {
   if (size_t(row.pool_index) >= table.shape(0) || size_t(row.seq_len()) > table.shape(1)) refuse("req_to_token is too small for its entries" + at(r));
   const int32_t* slots = table.data() + size_t(row.pool_index) * table.shape(1);
   const int64_t first_seen = std::max<int64_t>(0, int64_t(row.prefix_len) - window + 1) / kPage;
   std::vector<int32_t> pages(size_t(row.seq_len() + kPage - 1) / kPage);
   for (size_t p = size_t(first_seen); p < pages.size(); ++p) {
-    const int32_t slot = slots[p * kPage];
-    if (slot < 0 || slot % kPage != 0 || slot / kPage >= num_pages) refuse("slot " + std::to_string(slot) + at(r) + " is not the first of a page of the pool");
-    pages[p] = slot / kPage;
+    pages[p] = read_page(slots[p * kPage], num_pages, "req_to_token" + at(r));
   }
   std::fill(pages.begin(), pages.begin() + first_seen, pages[first_seen]);
   return pages;
@@ -73,7 +76,12 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
   if (in.input_from) sized(*in.input_from, rows, "input_from");
   if (rows == 0) refuse("req_pool_idx is empty: a step has rows");
   if (int(in.groups.size()) != model.kv_groups) refuse("groups: expected " + std::to_string(model.kv_groups));
-  for (const auto& group : in.groups) sized(group.second, tokens, "out_cache_loc");
+  const size_t copies = in.groups.empty() ? 0 : std::get<2>(in.groups[0]).shape(0);
+  for (const auto& [table, out_cache_loc, copied_from, copied_to] : in.groups) {
+    sized(out_cache_loc, tokens, "out_cache_loc");
+    sized(copied_from, copies, "copied_from");
+    sized(copied_to, copies, "copied_to");
+  }
   if (in.row_splits.data()[0] != 0 || in.row_splits.data()[rows] != int64_t(tokens)) refuse("row_splits don't cover input_ids");
 
   refuse_repeats(in.req_pool_idx);
@@ -90,15 +98,20 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
     Row row = read_row(in, r);
     for (int t = 0; t < row.num_tokens; ++t) step.positions[row.first_token + t] = row.prefix_len + t;
     for (size_t g = 0; g < in.groups.size(); ++g) {
-      row.pages.push_back(read_pages(in.groups[g].first, row, r, windows[g], pool.pages(int(g))));
+      row.pages.push_back(read_pages(std::get<0>(in.groups[g]), row, r, windows[g], pool.pages(int(g))));
       for (int t = 0; t < row.num_tokens; ++t) {
         const int position = row.prefix_len + t;
         const int64_t slot = int64_t(row.pages[g][position / kPage]) * kPage + position % kPage;
-        if (in.groups[g].second.data()[row.first_token + t] != slot) refuse("out_cache_loc" + at(r) + " is not where req_to_token has position " + std::to_string(position));
+        if (std::get<1>(in.groups[g]).data()[row.first_token + t] != slot) refuse("out_cache_loc" + at(r) + " is not where req_to_token has position " + std::to_string(position));
       }
     }
     step.rows.push_back(std::move(row));
   }
+  for (size_t g = 0; g < in.groups.size(); ++g)
+    for (size_t c = 0; c < copies; ++c) {
+      const int32_t from = read_page(std::get<2>(in.groups[g]).data()[c], pool.pages(int(g)), "copied_from");
+      step.copies.push_back({int32_t(g), from, read_page(std::get<3>(in.groups[g]).data()[c], pool.pages(int(g)), "copied_to")});
+    }
   return step;
 }
 

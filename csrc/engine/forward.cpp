@@ -58,6 +58,7 @@ Forward::Forward(const Model& model, const Kernels& kernels, KVPool& pool, Threa
 void Forward::run(const Step& step, const Sink& sink) {
   ThreadPool::Awake awake(threads_);
   reserve(step);
+  copy_pages(step);
   rope_angles(step);
   plan(step);
   ask_for_keys(0);
@@ -107,6 +108,17 @@ void Forward::reserve(const Step& step) {
     std::fill_n(row_of_token_.begin() + row.first_token, row.num_tokens, int32_t(r));
     if (row.wants_sample) sampled_.push_back(int32_t(r));
   }
+}
+
+void Forward::copy_pages(const Step& step) {
+  if (step.copies.empty()) return;
+  const int64_t copies = int64_t(step.copies.size());
+  threads_.each(copies * int64_t(model_.layers.size()), [&](int64_t i, int) {
+    const PageCopy& copy = step.copies[i % copies];
+    const int layer = int(i / copies);
+    if (model_.layers[layer].attention.kv_group != copy.group) return;
+    std::memcpy(pool_.page(layer, copy.to), pool_.page(layer, copy.from), pool_.page_bytes(layer));
+  });
 }
 
 void Forward::plan(const Step& step) {

@@ -51,6 +51,7 @@ class Forward {
 
   void reserve(const Step& step);
   void rope_angles(const Step& step);
+  void copy_pages(const Step& step);
   void plan(const Step& step);
   void ask_for_keys(int layer);
   void embed(const Step& step);

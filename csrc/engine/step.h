@@ -21,11 +21,17 @@ struct Row {
   int32_t seq_len() const { return prefix_len + num_tokens; }
 };
 
+// A page that is copied whole before anything of the step is written: a row begins its tokens within `to`.
+struct PageCopy {
+  int32_t group, from, to;
+};
+
 struct Step {
   int64_t number = 0;
   std::vector<int32_t> input_ids;  // (T,)
   std::vector<int32_t> positions;  // (T,)
   std::vector<Row> rows;
+  std::vector<PageCopy> copies;
 };
 
 struct StepResult {

@@ -28,6 +28,7 @@ from sterna.protocol.logprobs import TokenLogprobs
 from sterna.protocol.sampling import SamplingParams
 
 UInt8Array = NDArray[np.uint8]
+NO_PAGES: Int32Array = np.zeros(0, dtype=np.int32)
 
 ROLE_PROMPT, ROLE_GENERATED = 0, 1
 """What a row's tokens are: a request's prompt (its whole history) or tokens that it generated (replayed ones included).
@@ -50,6 +51,10 @@ class GroupSlots:
     """(req_pool_size, max_context): row `req_pool_idx`, column position -> slot. The scheduler's own table, shared read-only; entries below
     a row's `seq_lens` are fixed while the step runs. In a group with a window, entries that none of the row's queries sees (positions
     up to `prefix_lens` - window) mean nothing, their slots may be somebody else's by now, and an executor must not read them."""
+    copied_from: Int32Array = field(default_factory=lambda: NO_PAGES)
+    """(copies,): first slots of pages that are copied whole, before the step writes anything; in every group those of the same tokens."""
+    copied_to: Int32Array = field(default_factory=lambda: NO_PAGES)
+    """(copies,): to where. Each is a page of one row, whose tokens begin within it: what lies in it from there on, they overwrite."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -155,6 +155,10 @@ class Script:
         self.length += 1
 
 
+def slots_of_pages(first_slots: Int32Array, page_size: int) -> Int32Array:
+    return (first_slots[:, None] + np.arange(page_size, dtype=np.int32)).ravel().astype(np.int32)
+
+
 def first_seen(position: int, window: int | None) -> int:
     """The first position that a query at `position` sees."""
     return 0 if window is None else max(0, position - window + 1)
@@ -176,11 +180,12 @@ class ScriptedStep:
 
 
 class UnreadSteps:
-    """What must stay as it is: the contexts of rows whose step was submitted and hasn't been read."""
+    """What must stay as it is: the contexts of rows whose step was submitted and hasn't been read, and the pages that it copies."""
 
-    def __init__(self, windows: tuple[int | None, ...]) -> None:
-        """Of the KV groups."""
+    def __init__(self, windows: tuple[int | None, ...], page_size: int) -> None:
+        """`windows`: of the KV groups."""
         self._windows = windows
+        self._page_size = page_size
         self.num_on_top = 0
         """Steps that were submitted before the one before them was read."""
         self._steps: dict[int, tuple[ForwardBatch, list[list[Int32Array]]]] = {}
@@ -190,7 +195,8 @@ class UnreadSteps:
             raise ScriptViolation(f"step {batch.step} is submitted and neither of {list(self._steps)} has been read")
         for step, (_, contexts) in self._steps.items():
             for group, rows in zip(batch.groups, contexts, strict=True):
-                if np.isin(group.out_cache_loc, np.concatenate(rows)).any():
+                written = np.concatenate([group.out_cache_loc, self._pages(group.copied_to)])
+                if np.isin(written, np.concatenate(rows)).any():
                     raise ScriptViolation(f"step {batch.step} writes to slots that step {step}, which hasn't been read, reads")
         self.num_on_top += bool(self._steps)
         self._steps[batch.step] = batch, self._contexts(batch)
@@ -212,9 +218,15 @@ class UnreadSteps:
         """Of each group, of each row: the slots of what it sees."""
         rows = list(zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), batch.seq_lens.tolist(), strict=True))
         return [
-            [group.req_to_token[row, first_seen(prefix, window) : end].copy() for row, prefix, end in rows]
+            [
+                *(group.req_to_token[row, first_seen(prefix, window) : end].copy() for row, prefix, end in rows),
+                self._pages(group.copied_from),
+            ]
             for group, window in zip(batch.groups, self._windows, strict=True)
         ]
+
+    def _pages(self, first_slots: Int32Array) -> Int32Array:
+        return slots_of_pages(first_slots, self._page_size)
 
 
 class ScriptedExecutor(Executor):
@@ -226,7 +238,7 @@ class ScriptedExecutor(Executor):
         self._kv: list[NDArray[np.int64]] = [np.full((3, slots), -1, dtype=np.int64) for slots in info.group_slots]
         self._last: StepOutput | None = None
         """Of the step before, for `input_from`; None where it failed."""
-        self.unread = UnreadSteps(info.group_windows)
+        self.unread = UnreadSteps(info.group_windows, info.page_size)
         self.violations: list[str] = []
         """Everything that a `ScriptViolation` was raised for: whoever runs failed steps again may have recovered from it."""
         self._thread = ThreadPoolExecutor(1, "scripted executor") if options.threaded else None
@@ -354,10 +366,30 @@ class ScriptedExecutor(Executor):
         for group in batch.groups:
             if len(np.unique(group.out_cache_loc)) != len(input_ids):
                 raise ScriptViolation("two tokens are written to one slot")
+        self._copy(batch)
         for r in range(rows):
             self._write(batch, input_ids, r)
         for r in np.flatnonzero(~surplus).tolist():
             self._read(batch, r)
+
+    def _copy(self, batch: ForwardBatch) -> None:
+        """Pages go to where one row each begins within them; how much of them is its own, `_read` finds out."""
+        for group, kv in zip(batch.groups, self._kv, strict=True):
+            if len(group.copied_from) != len(group.copied_to) or len(group.copied_to) != len(batch.groups[0].copied_to):
+                raise ScriptViolation("pages are copied from as many as they are copied to, in all groups")
+            if not len(group.copied_to):
+                continue
+            page = self.info.page_size
+            if np.concatenate([group.copied_from, group.copied_to]).min() < 0 or (group.copied_from % page).any():
+                raise ScriptViolation("what is copied are pages")
+            begun = {
+                int(group.req_to_token[row, prefix // page * page])
+                for row, prefix in zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), strict=True)
+                if prefix % page
+            }
+            if len(set(group.copied_to.tolist())) != len(group.copied_to) or not begun.issuperset(group.copied_to.tolist()):
+                raise ScriptViolation("a page is copied to where no row begins, or twice")
+            kv[:, slots_of_pages(group.copied_to, page)] = kv[:, slots_of_pages(group.copied_from, page)]
 
     def _write(self, batch: ForwardBatch, input_ids: Int32Array, r: int) -> None:
         """Row r's tokens go where `out_cache_loc` says, which must be where the table says that they are."""

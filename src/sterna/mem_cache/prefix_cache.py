@@ -1,7 +1,8 @@
 """The contract of a prefix cache: whose KV may serve a prompt that begins with the same tokens.
 
 A key is an int64 array, one element a position: a token id, or later the content hash of media behind a placeholder. Keys meet
-only inside one `CacheNamespace`. Everything is counted in whole pages, and by KV group.
+only inside one `CacheNamespace`. Everything is counted in whole pages, and by KV group; of a page whose beginning alone is a key's,
+that may be copied (`PartialPage`).
 
 A slot has one owner: the free list, the cache, or one request. `insert` moves ownership from a request to the cache; `evict` moves
 it from the cache to the free list. What a request reads of the cache's, it has locked: in a full group the whole prefix, in a group
@@ -26,6 +27,18 @@ class PrefixNode:
 
 
 @dataclass(slots=True, frozen=True)
+class PartialPage:
+    """A page of the cache's behind a match, of which only the beginning is the key's."""
+
+    length: int
+    """Tokens, less than a page."""
+    first_slots: tuple[int, ...]
+    """Where the page begins, by group."""
+    node: PrefixNode
+    """Ends with that page. Who copies it locks this in place of the match's node, until it is copied."""
+
+
+@dataclass(slots=True, frozen=True)
 class PrefixMatch:
     length: int
     """Tokens, whole pages."""
@@ -33,6 +46,7 @@ class PrefixMatch:
     """(length,) per group; the cache's, valid until `node` is unlocked. In a group with a window, `NO_SLOT` where the cache has lost a
     page: never from the window start of `length` on."""
     node: PrefixNode
+    partial: PartialPage | None = None
 
 
 class PrefixCache(abc.ABC):

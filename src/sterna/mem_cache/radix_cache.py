@@ -14,18 +14,22 @@ Where no group is full, the tree's nodes cost keys alone: those that have no pag
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from sterna.mem_cache.allocator import Int32Array, Int64Array, SlotArrays, SlotPools
 from sterna.mem_cache.eviction import EvictionQueue
-from sterna.mem_cache.prefix_cache import PrefixCache, PrefixMatch, PrefixNode
+from sterna.mem_cache.prefix_cache import PartialPage, PrefixCache, PrefixMatch, PrefixNode
 from sterna.mem_cache.radix_node import ChildKey, RadixNode
 from sterna.mem_cache.window_books import WindowBooks
 from sterna.protocol.generate import CacheNamespace
 
 KEYS_PER_SLOT = 8
 """Tokens in the tree at most for each slot, where no group is full."""
+CHILDREN_COMPARED = 32
+"""Of a node, the newest: in search of a page that begins as a key goes on."""
 
 
 class RadixCache(PrefixCache):
@@ -56,8 +60,10 @@ class RadixCache(PrefixCache):
     # ---- matching ----
 
     def match(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> PrefixMatch:
-        path, length = self._descend(namespace, key[: self._whole_pages(min(limit, len(key)))])
-        return self._end_at(path, self._continuable(path, length))
+        key = key[: max(limit, 0)]
+        path, length = self._descend(namespace, key[: self._whole_pages(len(key))])
+        match = self._end_at(path, self._continuable(path, length))
+        return match if match.length < length else self._with_partial_page(match, namespace, key[length : length + self._page_size])
 
     def match_length(self, namespace: CacheNamespace, key: Int64Array, limit: int) -> int:
         return self._continuable(*self._descend(namespace, key[: self._whole_pages(min(limit, len(key)))]))
@@ -103,6 +109,28 @@ class RadixCache(PrefixCache):
         for books, start in zip(self._books, self._pools.window_starts(length), strict=True):
             books.touch(node, start, self._clock)
         return PrefixMatch(length, tuple(np.concatenate(group) for group in zip(*parts, strict=True)), node)
+
+    def _with_partial_page(self, match: PrefixMatch, namespace: CacheNamespace, rest: Int64Array) -> PrefixMatch:
+        """`match`, with the page behind it that has most of `rest` in common, if every group has it there."""
+        parent = match.node
+        assert isinstance(parent, RadixNode)
+        best, most = None, 0
+        for child in islice(reversed(parent.children.values()), CHILDREN_COMPARED):
+            if most == len(rest):
+                break
+            if child.key[most] != rest[most] or child.child_key[0] != namespace or any(own[0] < 0 for own in child.slots):
+                continue
+            same = child.key[: len(rest)] == rest
+            common = len(rest) if same.all() else int(same.argmin())
+            if common > most:
+                best, most = child, common
+        if best is None:
+            return match
+        page = best if len(best.key) == self._page_size else self._split(best, self._page_size)
+        page.last_access = self._clock
+        for books in self._books:
+            books.touch(page, match.length, self._clock)
+        return replace(match, partial=PartialPage(most, tuple(int(own[0]) for own in page.slots), page))
 
     # ---- insertion ----
 

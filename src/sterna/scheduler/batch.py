@@ -26,6 +26,11 @@ class PrefillChunk:
         return self.end - self.start
 
     @property
+    def copies(self) -> bool:
+        """What of its first page is before it is copied from another."""
+        return bool(self.req.copied_from) and self.start == self.req.copied_len
+
+    @property
     def is_last(self) -> bool:
         """After it the next token is sampled."""
         return self.end == len(self.req.fill_ids)
@@ -100,7 +105,9 @@ def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedg
         req_pool_idx=rows,
         roles=np.array([ROLE_GENERATED] * n + [chunk.role for chunk in chunks], dtype=np.uint8),
         wants=np.array([WANT_SAMPLE] * n + [WANT_SAMPLE if chunk.is_last else WANT_NOTHING for chunk in chunks], dtype=np.uint8),
-        groups=ledger.group_slots(np.repeat(rows, lengths), _positions(prefix, lengths, splits)),
+        groups=ledger.group_slots(
+            np.repeat(rows, lengths), _positions(prefix, lengths, splits), [chunk.req for chunk in chunks if chunk.copies]
+        ),
     )
 
 

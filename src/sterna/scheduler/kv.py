@@ -6,8 +6,9 @@ The row of `req_to_token` of one request, by position:
     │ the cache's,    │ its own,          │ its own,           │ nobody's
     │ locked by it    │ computed          │ not yet written    │
 
-`tree_len` and `allocated_len` are whole pages. Prompt KV goes to the cache after every chunk, generated KV at the end, and only
-where the executor says that generated KV may serve a prompt.
+`tree_len` and `allocated_len` are whole pages. A request may begin within a page of its own, of which the cache has the beginning: its
+first step then copies that page, which it has locked as well until then. Prompt KV goes to the cache after every chunk, generated KV
+at the end, and only where the executor says that generated KV may serve a prompt.
 
 In a group with a window the request holds all this from its window start on only, which follows `kv_len` as steps return; what is before
 is nobody's if it was the request's own, and the cache's to evict if it was locked. Its entries in the row mean nothing any more.
@@ -16,6 +17,7 @@ is nobody's if it was the request's own, and the cache's to evict if it was lock
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -79,18 +81,32 @@ class KVLedger:
         return demand
 
     def open(self, req: Req, match: PrefixMatch, demand: Demand) -> bool:
-        """Give `req` a row that begins with `match`, which it locks, if `demand` can then be had; False changes nothing."""
+        """Give `req` a row that begins with `match`, which it locks, if `demand` can then be had; False changes nothing.
+
+        Its partial page is passed over where memory is too short to hold that too.
+        """
+        partial = match.partial
+        node = match.node if partial is None else partial.node
         starts = self.pools.window_starts(match.length)
-        self.cache.lock(match.node, starts)
+        self.cache.lock(node, starts)
         if not self.tables.available or any(tokens > self._obtainable(group) for group, tokens in enumerate(demand)):
-            self.cache.unlock(match.node, starts)
-            return False
+            self.cache.unlock(node, starts)
+            return partial is not None and self.open(req, replace(match, partial=None), demand)
         req.req_pool_idx = self.tables.alloc_row()
-        req.node = match.node
+        req.node = node
         req.window_starts = starts
-        req.tree_len = req.allocated_len = req.kv_len = match.length
+        req.tree_len = req.locked_len = req.allocated_len = req.kv_len = match.length
         req.fill_ids = req.all_ids()
         self.tables.write(req.req_pool_idx, 0, match.slots)
+        if partial is not None:
+            req.locked_len += self.page_size
+            try:
+                self.grow(req, match.length + partial.length)
+            except OutOfSlots:
+                self.close(req)
+                return self.open(req, replace(match, partial=None), demand)
+            req.kv_len = req.copied_len = match.length + partial.length
+            req.copied_from = partial.first_slots
         return True
 
     def grow(self, req: Req, length: int) -> None:
@@ -145,7 +161,7 @@ class KVLedger:
         start = req.tree_len
         before = self.owned_from(req)
         # From here on they are the cache's, whatever fails below: `close` must not free them.
-        req.tree_len = match.length
+        req.tree_len = req.locked_len = match.length
         for group, (old, new) in enumerate(zip(before, self.owned_from(req), strict=True)):
             self.owned[group] -= new - old
         self.tables.write(row, start, tuple(own[start:] for own in match.slots))
@@ -166,10 +182,10 @@ class KVLedger:
             if starts == req.window_starts:
                 continue
             assert req.node is not None
-            row, tree_len = req.req_pool_idx, req.tree_len
+            row, tree_len, locked_len = req.req_pool_idx, req.tree_len, req.locked_len
             for index, ((group, _), old, new) in enumerate(zip(self.pools.windows, req.window_starts, starts, strict=True)):
-                if old < tree_len:
-                    self.cache.advance(req.node, index, old, min(new, tree_len))
+                if old < locked_len:
+                    self.cache.advance(req.node, index, old, min(new, locked_len))
                 if max(old, tree_len) < new:
                     behind[index].append(self.tables.tables[group][row, max(old, tree_len) : new])
             req.window_starts = starts
@@ -191,8 +207,8 @@ class KVLedger:
         self.tables.free_row(row)
         req.node = None
         req.req_pool_idx = -1
-        req.kv_len = req.tree_len = req.allocated_len = 0
-        req.window_starts = ()
+        req.kv_len = req.tree_len = req.locked_len = req.allocated_len = req.copied_len = 0
+        req.window_starts = req.copied_from = ()
 
     def owned_from(self, req: Req) -> list[int]:
         """Per group, from which position on `req` owns its slots."""
@@ -210,6 +226,13 @@ class KVLedger:
 
     # ---- for a step ----
 
-    def group_slots(self, rows: Int32Array, columns: Int32Array) -> tuple[GroupSlots, ...]:
-        """Where tokens at (row, position) lie; both (T,)."""
-        return tuple(GroupSlots(table[rows, columns], table) for table in self.tables.tables)
+    def group_slots(self, rows: Int32Array, columns: Int32Array, copying: Sequence[Req] = ()) -> tuple[GroupSlots, ...]:
+        """Where tokens at (row, position) lie; both (T,). `copying`: whose first step this is, if they begin within a copied page."""
+        if not copying:
+            return tuple(GroupSlots(table[rows, columns], table) for table in self.tables.tables)
+        to_rows, to_columns = [req.req_pool_idx for req in copying], [req.copied_len // self.page_size * self.page_size for req in copying]
+        sources = np.array([req.copied_from for req in copying], dtype=np.int32).T
+        return tuple(
+            GroupSlots(table[rows, columns], table, source, table[to_rows, to_columns])
+            for table, source in zip(self.tables.tables, np.ascontiguousarray(sources), strict=True)
+        )

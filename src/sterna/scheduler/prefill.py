@@ -130,7 +130,7 @@ class Prefill:
         # The only request needs no estimate: it runs until it ends or memory does, in chunks as small as memory is short.
         least = self._ledger.demand(self._ledger.whole_pages(missing), match.length, 0)
         if self._ledger.open(req, match, least if alone else _sum(committed, demand)):
-            self._start(req, match.length)
+            self._start(req, req.kv_len)
         return demand
 
     def _start(self, req: Req, cached: int) -> None:

@@ -67,7 +67,12 @@ class Req:
     submitted_len: int = 0
     """While it is in prefill: tokens that have been given to a step; those beyond `kv_len` are in flight."""
     tree_len: int = 0
+    locked_len: int = 0
+    """Up to where its lock on the cache goes: `tree_len`, or a page further while that is being copied."""
     allocated_len: int = 0
+    copied_len: int = 0
+    """Where its first step begins, if within a page of which it copies the beginning: from the page at `copied_from`, by group."""
+    copied_from: tuple[int, ...] = ()
     window_starts: tuple[int, ...] = ()
     """Per KV group with a window: the first position whose slot it still holds."""
     node: PrefixNode | None = None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny_models
-from sterna.executor.base import STATUS_NAN, STATUS_OK
+from sterna.executor.base import NO_PAGES, STATUS_NAN, STATUS_OK, GroupSlots
 from sterna.executor.torch import plan
 from sterna.executor.torch.model import TorchModel
 from sterna.protocol.sampling import SamplingParams
@@ -173,6 +173,21 @@ def test_a_cached_prefix_gives_the_same_tokens_at_and_around_a_page_boundary() -
         driver.tables[0][second.index, :shared] = driver.tables[0][first.index, :shared]
         second.computed = shared
         assert driver.generate(second, NEW) == reference("llama")
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral-window"])
+def test_a_step_may_copy_pages_before_it_writes(variant: str) -> None:
+    executor = tiny_executor(variant)
+    page, layers = executor.info.page_size, executor.pool.layers
+    first = np.array([3 * page], dtype=np.int32), np.array([7 * page], dtype=np.int32)
+    with torch.inference_mode():
+        for layer in layers:
+            layer.copy_(torch.arange(layer.numel(), dtype=layer.dtype).reshape(layer.shape))
+        expected = [layer.clone() for layer in layers]
+        executor.pool.copy_pages(tuple(GroupSlots(NO_PAGES, NO_PAGES[None], *first) for _ in executor.info.group_slots))
+        for layer, before in zip(layers, expected, strict=True):
+            before[7 * page : 8 * page] = before[3 * page : 4 * page]
+            assert torch.equal(layer, before)
 
 
 def test_generated_tokens_replayed_as_one_chunk_continue_as_before() -> None:

@@ -161,6 +161,27 @@ class RadixMachine(RuleBasedStateMachine):
         for group, slots in enumerate(match.slots):
             assert slots.tolist() == self.naive.slots(pages, group)
 
+    def check_partial(self, match: PrefixMatch, namespace: int, tokens: list[int]) -> Prefix | None:
+        """The page behind the match that has most in common with what follows of `tokens`, or none."""
+        stem, rest = tokens[: match.length], tokens[match.length : match.length + PAGE]
+        common: dict[Prefix, int] = {}
+        for prefix, page in self.naive.pages.items():
+            if prefix[0] == namespace and list(prefix[1][:-PAGE]) == stem and all(page.slots):
+                same = [a == b for a, b in zip(rest, prefix[1][-PAGE:], strict=False)]
+                common[prefix] = same.index(False) if False in same else len(same)
+        most = max(common.values(), default=0)
+        if match.partial is None:
+            # A match that was cut short goes no further.
+            assert most == 0 or match.length < self.cache.known_length(NAMESPACES[namespace], self.key(tokens))
+            return None
+        found = next(prefix for prefix in common if self.first_slots(prefix) == match.partial.first_slots)
+        assert match.partial.length == most == common[found]
+        self.naive.pages[found].last_access = self.naive.clock
+        return found
+
+    def first_slots(self, prefix: Prefix) -> tuple[int, ...]:
+        return tuple(slots[0] for slots in self.naive.pages[prefix].slots)
+
     def check_known(self, namespace: CacheNamespace, key: np.ndarray, prefixes: list[Prefix]) -> None:
         """Where no group is full, nodes without a page may or may not be there."""
         known = self.cache.known_length(namespace, key)
@@ -182,12 +203,20 @@ class RadixMachine(RuleBasedStateMachine):
         match = self.cache.match(NAMESPACES[namespace], self.key(tokens), limit)
         self.check_slots(match, self.naive.match(namespace, tokens, limit))
         assert match.length == peeked
+        self.check_partial(match, namespace, tokens[:limit])
 
-    @rule(namespace=namespace_of, tokens=tokens_of)
-    def match_and_lock(self, namespace: int, tokens: list[int]) -> None:
+    @rule(namespace=namespace_of, tokens=tokens_of, copy=st.booleans())
+    def match_and_lock(self, namespace: int, tokens: list[int], copy: bool) -> None:
         match = self.cache.match(NAMESPACES[namespace], self.key(tokens), len(tokens))
         self.naive.match(namespace, tokens, len(tokens))
         self.holders.append(Holder(namespace, tokens[: match.length], match, self.starts(match.length)))
+        found = self.check_partial(match, namespace, tokens)
+        if copy and found is not None and match.partial is not None:
+            # Whoever copies a page holds it, and in a group with a window what one who has its beginning sees.
+            pages = [range(first, first + PAGE) for first in match.partial.first_slots]
+            slots = tuple(np.append(own, page).astype(np.int32) for own, page in zip(match.slots, pages, strict=True))
+            whole = PrefixMatch(match.length + PAGE, slots, match.partial.node)
+            self.holders[-1] = Holder(namespace, list(found[1]), whole, self.starts(match.length))
         self.lock(self.holders[-1], 1)
 
     @precondition(lambda self: self.holders)

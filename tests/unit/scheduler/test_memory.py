@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from sterna.executor.base import ForwardBatch, StepHandle
 from sterna.protocol.control import FlushCacheOutput, FlushCacheReq
 from sterna.protocol.finish import FinishLength
 from sterna.scheduler.invariants import InvariantViolation, check_counts, check_ownership
@@ -56,7 +57,7 @@ def test_warm_gives_what_cold_gave_at_every_page_boundary(length: int, chunk: in
         h.run()
         assert h.output(rid) == echo(prompt, 40)
     assert h.cached("cold") == 0
-    assert h.cached("warm") == (length - 1) // PAGE * PAGE  # never the last token: its logits are needed
+    assert h.cached("warm") == length - 1  # never the last token: its logits are needed
     h.assert_at_baseline()
 
 
@@ -216,7 +217,71 @@ def test_replayed_outputs_never_come_from_a_prompts_kv_where_the_two_differ() ->
     h.send("as output", prompt, 40, resume=prompt[:30])
     h.run()
     assert h.output("as output") == prompt[30:40]
-    assert h.cached("as output") == 32
+    assert h.cached("as output") == 40
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("shared", [1, 15, 16, 17, 31, 40])
+@pytest.mark.parametrize("chunk", [0, 1, 7])
+def test_who_leaves_a_cached_prompt_within_a_page_computes_nothing_that_is_shared(shared: int, page_size: int, chunk: int) -> None:
+    h = Harness(page_size=page_size, chunked_prefill_size=chunk)
+    stem = prompt_of(0, shared)
+    prompts = {rid: [*stem, own, *prompt_of(own, 30)] for rid, own in (("first", 1), ("second", 2), ("third", 3))}
+    h.send("first", prompts["first"], 20)
+    h.run()
+    h.send("second", prompts["second"], 20)
+    h.send("third", prompts["third"], 20)
+    h.run()
+    for rid, prompt in prompts.items():
+        assert h.output(rid) == echo(prompt, 20)
+    assert h.cached("second") == h.cached("third") == shared
+    h.assert_at_baseline()
+
+
+def test_of_several_pages_that_which_has_most_in_common_is_copied() -> None:
+    h = Harness()
+    stem = prompt_of(0, 2 * PAGE)
+    for common in (3, 11, 7):
+        h.send(f"{common}", [*stem[: PAGE + common], *prompt_of(common, 40)], 4)
+        h.run()
+    h.send("last", [*stem, 5], 4)
+    h.run()
+    assert h.cached("last") == PAGE + 11
+    h.assert_at_baseline()
+
+
+def test_where_memory_is_too_short_to_hold_the_page_its_beginning_is_computed() -> None:
+    h = Harness(max_total_tokens=4 * PAGE)
+    stem = prompt_of(0, PAGE + 4)
+    h.send("first", [*stem, *prompt_of(1, 20)], 1)
+    h.run()
+    prompt = [*stem, *prompt_of(2, 4 * PAGE - len(stem) - 2)]
+    h.send("all of memory", prompt, 2)
+    h.run()
+    assert h.output("all of memory") == echo(prompt, 2)
+    assert h.cached("all of memory") == PAGE
+    h.assert_at_baseline()
+
+
+def test_a_page_that_is_copied_is_held_until_that_is_done_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = Harness(options="overlap=0", chunked_prefill_size=16)
+    stem = prompt_of(0, PAGE + 4)
+    h.send("first", [*stem, *prompt_of(1, 40)], 1)
+    h.run()
+    cache, executor = h.scheduler.ledger.cache, h.scheduler.executor
+    submit, held = executor.submit, []
+
+    def watched(batch: ForwardBatch) -> StepHandle:
+        held.append((len(batch.groups[0].copied_from), cache.protected_size))
+        return submit(batch)
+
+    monkeypatch.setattr(executor, "submit", watched)
+    h.send("second", [*stem, *prompt_of(2, 40)], 1)
+    h.run()
+    # The third step's lock is on the prefix and a page of its own.
+    assert held == [(1, 2 * PAGE), (0, 2 * PAGE), (0, 3 * PAGE)]
+    assert cache.protected_size == 0
+    h.assert_at_baseline()
 
 
 @pytest.mark.parametrize(("chunk_size", "steps"), [(16, 4), (60, 2), (64, 1), (0, 1)])

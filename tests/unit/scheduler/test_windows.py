@@ -163,3 +163,22 @@ def test_an_aborted_request_gives_back_its_windows() -> None:
     h.abort("a")
     h.run()
     h.assert_at_baseline()
+
+
+@pytest.mark.parametrize("windows", [f"0:{WINDOW}", f"{WINDOW}", f"0:{WINDOW}:5"])
+@pytest.mark.parametrize("shared", [3, 30, 47, 62])
+@pytest.mark.parametrize("chunk", [0, 1, 7])
+def test_a_page_is_copied_in_every_group_and_let_go_as_windows_move_on(windows: str, shared: int, chunk: int) -> None:
+    h = Harness(page_size=16, chunked_prefill_size=chunk, options=f"windows={windows}")
+    stem = prompt_of(0, shared)
+    first, second = [*stem, *prompt_of(1, 80)], [*stem, *prompt_of(2, 80)]
+    h.send("first", first, 1, stream=False)
+    h.run()
+    h.send("again", first, 60)  # what of the stem is behind the windows by now may be lost to them
+    h.send("second", second, 60)
+    h.run()
+    assert h.output("again") == echo(first, 60)
+    assert h.output("second") == echo(second, 60)
+    assert h.cached("again") == (shared + 79) // 16 * 16
+    assert h.cached("second") == shared
+    h.assert_at_baseline()

@@ -160,7 +160,7 @@ class NativeExecutor(Executor):
             batch.seq_lens,
             batch.req_pool_idx,
             batch.wants,
-            [(group.req_to_token, group.out_cache_loc) for group in batch.groups],
+            [(group.req_to_token, group.out_cache_loc, group.copied_from, group.copied_to) for group in batch.groups],
         )
         return _Step(self.engine, batch)
 

@@ -54,7 +54,7 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
     with torch.inference_mode():
         model = TorchModel(spec, weights, dtype, device)
         group_slots = choose_group_slots(args, spec, dtype.itemsize, _available_bytes(device))
-        pool = KVPool(spec, group_slots, dtype, device)
+        pool = KVPool(spec, group_slots, args.page_size, dtype, device)
         sampler = Sampler(spec.vocab_size, config.eos_token_ids, device)
     exact = device.type == "cpu" and dtype == torch.float32
     info = ExecutorInfo(
@@ -116,6 +116,7 @@ class TorchExecutor(Executor):
         plan = make_plan(batch, self.info.group_windows, self._model.device)
         rows = batch.req_pool_idx[plan.sample_rows]
         self._sampler.state.require_bound(rows)
+        self.pool.copy_pages(batch.groups)
         logits = self._model.forward(self._input_ids(batch), plan, self.pool)
         return _Step(batch, plan, self._sampler.sample(logits, rows) if len(rows) else None)
 

@@ -90,12 +90,23 @@ class Driver:
         self.tables = [np.zeros((POOL, CONTEXT), dtype=np.int32) for _ in spec.kv_groups]
         self.steps = 0
         self.rows: list[Row] = []
+        self.copies: list[list[tuple[int, int]]] = [[] for _ in spec.kv_groups]
+        """Per group, first slots from and to: what the next step copies."""
         for group in range(len(spec.kv_groups)):
             for page in self.free[group]:
                 engine.fill_page(group, page, 0xFF)
 
-    def add(self, prompt: Sequence[int], *, output: Sequence[int] = (), prefix_of: Row | None = None, seed: int | None = None) -> Row:
-        """`prefix_of`: start on the whole pages of that row's computed prompt. `seed`: sample at temperature 1; greedy without."""
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        output: Sequence[int] = (),
+        prefix_of: Row | None = None,
+        seed: int | None = None,
+        copy: bool = False,
+    ) -> Row:
+        """`prefix_of`: start on the whole pages of that row's computed prompt; with `copy` within the next one. `seed`: sample at
+        temperature 1; greedy without."""
         taken = {row.index for row in self.rows}
         row = Row(next(i for i in range(POOL) if i not in taken), list(prompt), [[] for _ in self.spec.kv_groups], output=list(output))
         if prefix_of is not None:
@@ -109,6 +120,11 @@ class Driver:
                 pages += prefix_of.pages[group][: row.shared_pages]
                 for p, page in enumerate(pages):
                     self.tables[group][row.index, p * PAGE : (p + 1) * PAGE] = np.arange(page * PAGE, (page + 1) * PAGE)
+            if copy:
+                row.computed = min(common, prefix_of.computed, len(prompt) - 1)
+                self._grow(row, row.computed)
+                for group, copies in enumerate(self.copies):
+                    copies.append((prefix_of.pages[group][row.shared_pages] * PAGE, row.pages[group][row.shared_pages] * PAGE))
         self.rows.append(row)
         options = _native.SamplingOptions()
         options.temperature = 0.0 if seed is None else 1.0
@@ -156,8 +172,13 @@ class Driver:
             prefix + np.diff(splits).astype(np.int32),
             np.array([row.index for row, _ in chunks], dtype=np.int32),
             np.array(wants, dtype=np.uint8),
-            [(table, table[rows, positions]) for table in self.tables],
+            [
+                (table, table[rows, positions], *np.array(copies, dtype=np.int32).reshape(-1, 2).T.copy())
+                for table, copies in zip(self.tables, self.copies, strict=True)
+            ],
         )
+        for copies in self.copies:
+            copies.clear()
         return self.steps
 
     def take(self, step: int, chunks: Sequence[tuple[Row, int]]) -> None:

@@ -170,6 +170,20 @@ def test_a_shared_prefix_changes_no_bit(sharers: int) -> None:
         assert_same(row, driver.run(driver.add(prompt), NEW))
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen3-window"])
+@pytest.mark.parametrize("common", [1, 15, 17, 47])
+def test_a_page_copied_for_its_beginning_changes_no_bit(common: int, variant: str) -> None:
+    others = [token + 1 for token in PROMPT]
+    prompt = [*PROMPT[:common], *others[common:60]]
+    with running(variant) as driver:
+        first = driver.run(driver.add(PROMPT[:60]), NEW)
+        row = driver.add(prompt, prefix_of=first, copy=True)
+        assert row.computed == common
+        driver.run(row, NEW, beside=[first])
+    with running(variant) as driver:
+        assert_same(row, driver.run(driver.add(prompt), NEW))
+
+
 def test_tokens_generated_before_are_the_same_bits_as_a_prompt() -> None:
     """Replay, retraction, and the next turn of a conversation: how a token came to be doesn't matter."""
     whole = alone()
@@ -291,7 +305,7 @@ class TestRefusals:
             "seq_lens": np.array([2], dtype=np.int32),
             "req_pool_idx": np.array([0], dtype=np.int32),
             "wants": np.array([0], dtype=np.uint8),
-            "groups": [(table, np.array([0, 1], dtype=np.int32))],
+            "groups": [(table, np.array([0, 1], dtype=np.int32), NOBODY, NOBODY)],
         }
         driver.engine.submit(**{**entries, **changes})
 
@@ -313,7 +327,7 @@ class TestRefusals:
             ({"seq_lens": np.array([3], dtype=np.int32)}, "seq_lens"),
             ({"req_pool_idx": np.array([4], dtype=np.int32)}, "req_to_token is too small"),
             ({"req_pool_idx": np.array([-1], dtype=np.int32)}, "negative"),
-            ({"groups": [(np.zeros((1, 32), dtype=np.int32), np.array([0, 2], dtype=np.int32))]}, "out_cache_loc"),
+            ({"groups": [(np.zeros((1, 32), dtype=np.int32), np.array([0, 2], dtype=np.int32), NOBODY, NOBODY)]}, "out_cache_loc"),
             ({"input_from": np.array([0], dtype=np.int32)}, "several tokens"),
             ({"groups": []}, "groups"),
             (
@@ -332,7 +346,7 @@ class TestRefusals:
                     "row_splits": np.zeros(1, dtype=np.int32),
                     **dict.fromkeys(("prefix_lens", "seq_lens", "req_pool_idx"), NOBODY),
                     "wants": np.zeros(0, dtype=np.uint8),
-                    "groups": [(np.zeros((1, 32), dtype=np.int32), NOBODY)],
+                    "groups": [(np.zeros((1, 32), dtype=np.int32), NOBODY, NOBODY, NOBODY)],
                 },
                 "a step has rows",
             ),
@@ -343,10 +357,20 @@ class TestRefusals:
             self.submit(driver, **changes)
 
     @pytest.mark.parametrize("slot", [-16, 8, 8192, 2**30])
+    def test_a_copy_of_what_is_no_page_of_the_pool_is_refused(self, driver: Driver, slot: int) -> None:
+        table, places = np.zeros((1, 32), dtype=np.int32), np.array([0, 1], dtype=np.int32)
+        here, there = np.array([16], dtype=np.int32), np.array([slot], dtype=np.int32)
+        for what, copies in (("copied_from", (there, here)), ("copied_to", (here, there))):
+            with pytest.raises(ValueError, match=f"slot {slot} of {what}"):
+                self.submit(driver, groups=[(table, places, *copies)])
+        with pytest.raises(ValueError, match="copied_to has 2"):
+            self.submit(driver, groups=[(table, places, here, PAIR)])
+
+    @pytest.mark.parametrize("slot", [-16, 8, 8192, 2**30])
     def test_a_slot_that_is_no_page_of_the_pool_is_refused(self, driver: Driver, slot: int) -> None:
         table = np.full((1, 32), slot, dtype=np.int32)
-        with pytest.raises(ValueError, match=f"slot {slot} of row 0"):
-            self.submit(driver, groups=[(table, np.array([slot, slot + 1], dtype=np.int32))])
+        with pytest.raises(ValueError, match=f"slot {slot} of req_to_token of row 0"):
+            self.submit(driver, groups=[(table, np.array([slot, slot + 1], dtype=np.int32), NOBODY, NOBODY)])
 
     def test_a_row_that_is_not_bound_fails_its_step_only(self, driver: Driver) -> None:
         self.submit(driver, wants=np.array([1], dtype=np.uint8))

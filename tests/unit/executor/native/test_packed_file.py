@@ -92,6 +92,19 @@ def test_every_weight_of_a_gguf_is_there_with_its_numbers(tmp_path: Path, cache:
         np.testing.assert_array_equal(unpacked(packed, name), expected)
 
 
+@pytest.mark.parametrize("size", [1 << 20, 1 << 12, 7])
+def test_a_model_larger_than_a_page_of_the_writer_is_written_whole(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    folder = resolve(write_gguf(tmp_path / "tiny.gguf", "llama-untied", quant="Q4_1"), cache)
+    whole = open_packed(folder, cache, "none")
+    content = packed_files(cache)[0].read_bytes()
+    packed_files(cache)[0].unlink()
+    monkeypatch.setattr(pack, "_HUGE_PAGE", size)
+    assert open_packed(folder, cache, "none").header == whole.header
+    assert packed_files(cache)[0].read_bytes() == content
+
+
 @pytest.mark.parametrize("variant", ["qwen3-untied", "mixtral"])
 def test_a_bfloat16_checkpoint_is_kept_exactly(tmp_path: Path, cache: Path, variant: str) -> None:
     folder = resolve(write_hf(tmp_path / "tiny", variant, dtype="bfloat16"), cache)
