@@ -1,6 +1,7 @@
 #include "step_reader.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -20,7 +21,8 @@ int group_window(const Model& model, int group) {
 }
 
 int32_t read_page(int32_t slot, int64_t num_pages, const std::string& where) {
-  if (slot < 0 || slot % kPage != 0 || slot / kPage >= num_pages) refuse("slot " + std::to_string(slot) + " of " + where + " is not the first of a page of the pool");
+  if (slot < 0 || slot % kPage != 0 || slot / kPage >= num_pages)
+    refuse("slot " + std::to_string(slot) + " of " + where + " is not the first of a page of the pool");
   return slot / kPage;
 }
 
@@ -34,6 +36,15 @@ std::vector<int32_t> read_pages(const Table& table, const Row& row, size_t r, in
   }
   std::fill(pages.begin(), pages.begin() + first_seen, pages[first_seen]);
   return pages;
+}
+
+// Copies run at once: each writes a page that no other one reads or writes.
+void refuse_tangled(const std::vector<PageCopy>& copies) {
+  std::set<std::pair<int32_t, int32_t>> written;
+  for (const PageCopy& copy : copies)
+    if (!written.insert({copy.group, copy.to}).second) refuse("copied_to has " + std::to_string(copy.to * kPage) + " twice");
+  for (const PageCopy& copy : copies)
+    if (written.count({copy.group, copy.from})) refuse("copied_from has " + std::to_string(copy.from * kPage) + ", which copied_to has too");
 }
 
 // Two threads may sample two rows at once, each with the state of its own.
@@ -102,7 +113,8 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
       for (int t = 0; t < row.num_tokens; ++t) {
         const int position = row.prefix_len + t;
         const int64_t slot = int64_t(row.pages[g][position / kPage]) * kPage + position % kPage;
-        if (std::get<1>(in.groups[g]).data()[row.first_token + t] != slot) refuse("out_cache_loc" + at(r) + " is not where req_to_token has position " + std::to_string(position));
+        if (std::get<1>(in.groups[g]).data()[row.first_token + t] != slot)
+          refuse("out_cache_loc" + at(r) + " is not where req_to_token has position " + std::to_string(position));
       }
     }
     step.rows.push_back(std::move(row));
@@ -112,6 +124,7 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
       const int32_t from = read_page(std::get<2>(in.groups[g]).data()[c], pool.pages(int(g)), "copied_from");
       step.copies.push_back({int32_t(g), from, read_page(std::get<3>(in.groups[g]).data()[c], pool.pages(int(g)), "copied_to")});
     }
+  refuse_tangled(step.copies);
   return step;
 }
 

@@ -130,6 +130,7 @@ void Forward::plan(const Step& step) {
     const size_t most = ahead_bytes() / pool_.page_bytes(plan_layer_[p]);
     std::vector<int32_t>& pages = read_pages_[p];
     pages.clear();
+    if (kernels_.rows_at_once == 0 || step.input_ids.size() <= size_t(kernels_.rows_at_once)) continue;
     seen_pages_.assign(size_t(pool_.pages(a.kv_group)), 0);
     for (const Row& row : step.rows) {
       const std::vector<int32_t>& all = row.pages[a.kv_group];

@@ -40,7 +40,7 @@ class Forward {
     float* y;
     size_t stride;
   };
-  struct Scratch {  // of one thread
+  struct alignas(64) Scratch {  // of one thread
     Buffer<float> gate, up;
     Buffer<uint16_t> queries;
     Buffer<int32_t> positions;

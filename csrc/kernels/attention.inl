@@ -16,6 +16,7 @@ constexpr int kBlockQueries = 1, kBlockVectors = 1;  // a call for every fma: no
 constexpr int kWeighPages = kBlockVectors < 2 ? 2 : kBlockVectors;  // taken together by exp_coarse, two by two
 constexpr int kTile = 24;                                           // queries whose scores lie in the first cache
 constexpr int kSpanPages = kSpan / kPage;
+static_assert(kWeighPages % 2 == 0 && kSpanPages % 2 == 0, "pages are weighed in pairs");
 
 // Keys begin .. end - 1 of a span.
 struct KeyRange {
@@ -130,9 +131,10 @@ STERNA_INLINE void weigh_pages(const float* scores, Lanes shift, uint16_t* p, La
 // What of a page's scores is outside `seen` becomes -inf.
 STERNA_INLINE void hide_unseen(float* scores, KeyRange seen, int page) {
   if (page * kPage >= seen.begin && page * kPage + kPage <= seen.end) return;
-  const int from = larger(seen.begin - page * kPage, 0), to = larger(smaller(seen.end - page * kPage, kPage), 0);
-  const Lanes score = load(scores + page * kPage);
-  store(scores + page * kPage, select(first(from), set1(-kInfinity), select(first(to), score, set1(-kInfinity))));
+  const int from = larger(seen.begin - page * kPage, 0), to = smaller(seen.end - page * kPage, kPage);
+  const Lanes none = set1(-kInfinity);
+  // What lies all outside may never have been computed.
+  store(scores + page * kPage, from >= kPage || to <= 0 ? none : select(first(from), none, select(first(to), load(scores + page * kPage), none)));
 }
 
 // The largest score of one query over the keys that it sees; other scores become -inf in the pages of these, and in those that fill up the first and

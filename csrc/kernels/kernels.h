@@ -99,6 +99,7 @@ struct Ahead {
 struct Kernels {
   const char* name;
   bool portable_bf16;  // bfloat16 products in the order above
+  int rows_at_once = 0;  // of an int format's `matmul`, which asks for what is ahead where there are more; 0 where it never does
 
   // ---- activations for `matmul` ----
   void (*quantize)(const float* x, int cols, uint8_t* groups);  // the groups of a row of int8 Activations, or of whole groups of it
@@ -109,7 +110,7 @@ struct Kernels {
   // Rows of y hold padded_rows() (the padding's outputs are zero, or NaN where x is). x as w.quant asks. int formats: per group ascending, and then
   // per refinement (matrix.h) with its group's weights, acc = fma(float(dot - zero * sum q), D * d, acc), and with has_min: acc = fma(float(dot),
   // D * d, acc), then acc = fma(M, s, acc); with scale_group 16 the two halves of a group one after the other, each as a group of its own (its s is
-  // s16). acc starts at +0.
+  // s16). acc starts at +0. `ahead` is what is left of it afterwards.
   void (*matmul)(const Matrix& w, const Activations& x, int first_row, int num_rows, int first_block, int num_blocks, float* y, size_t y_stride,
                  Ahead& ahead);
 

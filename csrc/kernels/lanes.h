@@ -76,7 +76,8 @@ STERNA_MATHS void exp_bounded(Lanes (&x)[kCount]) {
 }
 
 // exp of each of x, none above 0, within 1.1e-4 of it (exp(0) is 1): a twentieth of what rounding the result to bfloat16 may take from it, and half the
-// work. The cubic is a minimax fit of 2^f for |f| <= 1/2. Below -126 ln 2 the result is any number that `narrow` takes to be zero; NaN stays NaN.
+// work. The cubic is a minimax fit of 2^f for |f| <= 1/2. Below -126 ln 2 the result is any number that `narrow` takes to be zero. NaN stays NaN where its low bits are zero,
+// as those of bfloat16 and of the processor's own are.
 template <int kCount>
 STERNA_MATHS void exp_coarse(Lanes (&x)[kCount]) {
   constexpr float kMagic = 12582912.0f;   // as in exp_bounded

@@ -76,9 +76,11 @@ STERNA_INLINE void add_refinements(const Product& p, int block, __m512 (&acc)[kC
 constexpr int kAheadBytes = 10 << 10;
 constexpr int kFewRows = 6, kShortGroups = 24;
 
+constexpr int kPanelRows512 = 8;
+
 template <class F>
 struct Panel512 {
-  static constexpr int kRows = 8;
+  static constexpr int kRows = kPanelRows512;
 
   template <int kCount>
   static void run(const Product& p) {

@@ -73,7 +73,8 @@ def test_a_warm_cache_changes_no_token(tiny: TinyModels, model: str, page_size: 
         cold, warm = under_test.run(ask)[0], under_test.run(ask)[0]
         check(tiny, model, [ask, ask], [cold, warm])
         assert cold.cached_tokens == 0
-        assert warm.cached_tokens == (length - 1) // page_size * page_size
+        # A page that the answer has filled may be behind a window when it goes to the cache.
+        assert warm.cached_tokens == length - 1 or ("window" in model and warm.cached_tokens == (length - 1) // page_size * page_size)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -84,7 +85,7 @@ def test_a_shared_beginning_of_any_length_changes_no_token(tiny: TinyModels, mod
     for shared in (PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 1, 3 * PAGE, 3 * PAGE + 1):
         ask = Ask([*known.prompt[:shared], *ids(20, seed=shared)], TOKENS)
         (answer,) = under_test.run(ask)
-        assert answer.cached_tokens == shared // PAGE * PAGE
+        assert answer.cached_tokens == shared
         check(tiny, model, [ask], [answer])
 
 
@@ -95,8 +96,8 @@ def test_a_conversation_that_goes_on_finds_its_answers_cached(tiny: TinyModels, 
     (answer,) = under_test.run(first)
     second = Ask([*first.prompt, *answer.ids, *ids(50, seed=1)], TOKENS)
     (again,) = under_test.run(second)
-    # 149 of 150 have KV: the last token's is not yet computed. Down to a whole page.
-    assert again.cached_tokens == 149 // PAGE * PAGE
+    # 149 of 150 have KV: the last token's is not yet computed.
+    assert again.cached_tokens == 149
     check(tiny, model, [first, second], [answer, again])
 
 
@@ -140,8 +141,8 @@ def test_chunks_of_any_size_change_no_token(tiny: TinyModels, model: str, chunk_
     long, other = Ask(ids(200), TOKENS), Ask([*ids(200)[:100], *ids(60, seed=1)], TOKENS)
     cold, warm = under_test.run(long)[0], under_test.run(other)[0]
     assert cold.chunks == (-(-200 // chunk_size) if chunk_size else 1)
-    assert warm.cached_tokens == 96
-    assert warm.chunks == (-(-64 // chunk_size) if chunk_size else 1)
+    assert warm.cached_tokens == 100
+    assert warm.chunks == (-(-60 // chunk_size) if chunk_size else 1)
     check(tiny, model, [long, other], [cold, warm])
 
 

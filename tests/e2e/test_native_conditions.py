@@ -112,7 +112,10 @@ def test_a_warm_cache_changes_no_token(natives: Natives, subject: Subject) -> No
         for ask in both_ways(length):
             under_test.flush()
             cold, warm = under_test.run(ask)[0], under_test.run(ask)[0]
-            assert (cold.cached_tokens, warm.cached_tokens) == (0, (length - 1) // PAGE * PAGE)
+            assert cold.cached_tokens == 0
+            # A page that the answer has filled may be behind a window when it goes to the cache.
+            windowed = any(under_test.executor.info.group_windows)
+            assert warm.cached_tokens == length - 1 or (windowed and warm.cached_tokens == (length - 1) // PAGE * PAGE)
             natives.check(subject, [ask, ask], [cold, warm])
 
 
@@ -124,7 +127,7 @@ def test_a_shared_beginning_of_any_length_changes_no_token(natives: Natives, sub
         asks = [Ask([*known.prompt[:shared], *ids(20, seed=shared + i)], TOKENS, params=STYLES[i]) for i in range(4)]
         answers = under_test.run(*asks)
         natives.check(subject, asks, answers)
-        assert max(answer.cached_tokens for answer in answers) == shared // PAGE * PAGE
+        assert max(answer.cached_tokens for answer in answers) == shared
 
 
 def test_a_conversation_that_goes_on_finds_its_answers_cached(natives: Natives, subject: Subject) -> None:
@@ -133,7 +136,7 @@ def test_a_conversation_that_goes_on_finds_its_answers_cached(natives: Natives, 
     (answer,) = under_test.run(first)
     second = Ask([*first.prompt, *answer.ids, *ids(50, seed=1)], TOKENS)
     (again,) = under_test.run(second)
-    assert again.cached_tokens == 149 // PAGE * PAGE
+    assert again.cached_tokens == 149
     natives.check(subject, [first, second], [answer, again])
 
 
@@ -207,7 +210,7 @@ def test_in_any_traffic_each_gets_what_it_gets_alone(
     assert (under_test.executor.steps_on_top > 0) == overlap
     # Where each page is a window, a request holds as many from its beginning to its end, and nobody is in for a surprise.
     assert sum(answer.retractions for answer in answers) > 0 or subject.all_windows
-    assert sum(answer.cached_tokens > 0 for answer in answers) >= 5
+    assert sum(answer.cached_tokens > 0 for answer in answers) >= 3
     assert max(answer.chunks for answer in answers) > 1
     assert max(answer.batch_size for answer in answers) > 4
     for index, (ask, answer) in enumerate(zip(asks, answers, strict=True)):

@@ -76,7 +76,7 @@ def test_a_prompt_is_answered_alike_cold_and_warm(client: Client) -> None:
     cold, warm = say(client, known), say(client, known, stream=True)
     assert cold.text == warm.text
     assert cold.usage.prompt_tokens_details.cached_tokens == 0
-    assert warm.usage.prompt_tokens_details.cached_tokens == (len(known.prompt_ids) - 1) // PAGE * PAGE > 0
+    assert warm.usage.prompt_tokens_details.cached_tokens == len(known.prompt_ids) - 1 > 0
 
 
 def test_it_begins_as_transformers_does_in_float32_more_often_than_not(client: Client) -> None:

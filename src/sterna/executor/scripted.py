@@ -387,8 +387,9 @@ class ScriptedExecutor(Executor):
                 for row, prefix in zip(batch.req_pool_idx.tolist(), batch.prefix_lens.tolist(), strict=True)
                 if prefix % page
             }
-            if len(set(group.copied_to.tolist())) != len(group.copied_to) or not begun.issuperset(group.copied_to.tolist()):
-                raise ScriptViolation("a page is copied to where no row begins, or twice")
+            to = set(group.copied_to.tolist())
+            if len(to) != len(group.copied_to) or not begun.issuperset(to) or not to.isdisjoint(group.copied_from.tolist()):
+                raise ScriptViolation("a page is copied to where no row begins, or twice, or copied on")
             kv[:, slots_of_pages(group.copied_to, page)] = kv[:, slots_of_pages(group.copied_from, page)]
 
     def _write(self, batch: ForwardBatch, input_ids: Int32Array, r: int) -> None:

@@ -16,8 +16,14 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sterna.mem_cache.allocator import Int64Array, SlotArrays
 from sterna.protocol.generate import CacheNamespace
+
+UNKNOWN = np.iinfo(np.int64).min
+"""In place of what isn't there: a page of which only the beginning is known has a key filled up with it, which no request's can equal.
+It is found as a `PartialPage`."""
 
 
 class PrefixNode:

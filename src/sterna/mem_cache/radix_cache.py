@@ -29,7 +29,7 @@ from sterna.protocol.generate import CacheNamespace
 KEYS_PER_SLOT = 8
 """Tokens in the tree at most for each slot, where no group is full."""
 CHILDREN_COMPARED = 32
-"""Of a node, the newest: in search of a page that begins as a key goes on."""
+"""Of a node, the newest, whatever their namespace: in search of a page that begins as a key goes on."""
 
 
 class RadixCache(PrefixCache):

@@ -26,8 +26,8 @@ class PrefillChunk:
         return self.end - self.start
 
     @property
-    def copies(self) -> bool:
-        """What of its first page is before it is copied from another."""
+    def begins_in_copy(self) -> bool:
+        """It begins within a page, of which its step copies the beginning."""
         return bool(self.req.copied_from) and self.start == self.req.copied_len
 
     @property
@@ -106,7 +106,7 @@ def to_forward_batch(batch: ScheduleBatch, running: RunningBatch, ledger: KVLedg
         roles=np.array([ROLE_GENERATED] * n + [chunk.role for chunk in chunks], dtype=np.uint8),
         wants=np.array([WANT_SAMPLE] * n + [WANT_SAMPLE if chunk.is_last else WANT_NOTHING for chunk in chunks], dtype=np.uint8),
         groups=ledger.group_slots(
-            np.repeat(rows, lengths), _positions(prefix, lengths, splits), [chunk.req for chunk in chunks if chunk.copies]
+            np.repeat(rows, lengths), _positions(prefix, lengths, splits), [chunk.req for chunk in chunks if chunk.begins_in_copy]
         ),
     )
 

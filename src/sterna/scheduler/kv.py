@@ -23,7 +23,7 @@ import numpy as np
 
 from sterna.executor.base import GroupSlots
 from sterna.mem_cache.allocator import NO_SLOT, Int32Array, OutOfSlots, SlotArrays, SlotPools
-from sterna.mem_cache.prefix_cache import PrefixCache, PrefixMatch
+from sterna.mem_cache.prefix_cache import UNKNOWN, PrefixCache, PrefixMatch
 from sterna.mem_cache.req_to_token import ReqToToken
 from sterna.mem_cache.window import most_window_tokens
 from sterna.scheduler.req import Req
@@ -81,7 +81,7 @@ class KVLedger:
         return demand
 
     def open(self, req: Req, match: PrefixMatch, demand: Demand) -> bool:
-        """Give `req` a row that begins with `match`, which it locks, if `demand` can then be had; False changes nothing.
+        """Give `req` a row that begins with `match`, which it locks, if `demand` can then be had; False takes nothing.
 
         Its partial page is passed over where memory is too short to hold that too.
         """
@@ -95,19 +95,28 @@ class KVLedger:
         req.req_pool_idx = self.tables.alloc_row()
         req.node = node
         req.window_starts = starts
-        req.tree_len = req.locked_len = req.allocated_len = req.kv_len = match.length
+        req.tree_len = req.allocated_len = req.kv_len = match.length
         req.fill_ids = req.all_ids()
         self.tables.write(req.req_pool_idx, 0, match.slots)
         if partial is not None:
-            req.locked_len += self.page_size
             try:
                 self.grow(req, match.length + partial.length)
-            except OutOfSlots:
+            except OutOfSlots:  # a group's demand may be less than a page
                 self.close(req)
                 return self.open(req, replace(match, partial=None), demand)
+            req.match_node = match.node
             req.kv_len = req.copied_len = match.length + partial.length
             req.copied_from = partial.first_slots
         return True
+
+    def end_copy(self, req: Req) -> None:
+        """`req`'s first step, which copied a page, has been read: it holds that no longer."""
+        if req.match_node is None:
+            return
+        held, req.node, req.match_node, req.copied_from = req.node, req.match_node, None, ()
+        assert held is not None
+        self.cache.lock(req.node, req.window_starts)
+        self.cache.unlock(held, req.window_starts)
 
     def grow(self, req: Req, length: int) -> None:
         """Allocate up to `length` positions. Raises OutOfSlots; then nothing has changed."""
@@ -143,16 +152,22 @@ class KVLedger:
         for group in range(len(self.owned)):
             self.owned[group] += tokens
 
-    def cache_computed(self, req: Req, *, in_flight: bool = False) -> None:
+    def cache_computed(self, req: Req, *, in_flight: bool = False, last: bool = False) -> None:
         """Hand `req`'s computed whole pages to the cache and read them from there from now on.
 
         `in_flight`: a step reads its row right now, so none of its slots may change. Where the cache has such pages already, and would have
-        it read those, this is left for later.
+        it read those, this is left for later. `last`: it computes no more, and a page that it has only begun goes as well: whoever goes on
+        from there, as the next turn of a conversation does, copies its beginning.
         """
+        if req.copied_from:
+            return  # the page that it begins within isn't there yet
         length = req.kv_len if self._reuse_generated_kv else min(req.kv_len, req.num_prompt)
+        row, key = req.req_pool_idx, req.cache_key(length)
+        if last:
+            key = np.pad(key, (0, -length % self.page_size), constant_values=UNKNOWN)
+            length = len(key)
         if length // self.page_size * self.page_size <= req.tree_len:
             return
-        row, key = req.req_pool_idx, req.cache_key(length)
         if in_flight and self.cache.known_length(req.cache_namespace, key) > req.tree_len:
             return
         match = self.cache.insert(req.cache_namespace, key, self._held_slots(req, length), req.tree_len)
@@ -161,7 +176,7 @@ class KVLedger:
         start = req.tree_len
         before = self.owned_from(req)
         # From here on they are the cache's, whatever fails below: `close` must not free them.
-        req.tree_len = req.locked_len = match.length
+        req.tree_len = match.length
         for group, (old, new) in enumerate(zip(before, self.owned_from(req), strict=True)):
             self.owned[group] -= new - old
         self.tables.write(row, start, tuple(own[start:] for own in match.slots))
@@ -182,10 +197,10 @@ class KVLedger:
             if starts == req.window_starts:
                 continue
             assert req.node is not None
-            row, tree_len, locked_len = req.req_pool_idx, req.tree_len, req.locked_len
+            row, tree_len = req.req_pool_idx, req.tree_len
             for index, ((group, _), old, new) in enumerate(zip(self.pools.windows, req.window_starts, starts, strict=True)):
-                if old < locked_len:
-                    self.cache.advance(req.node, index, old, min(new, locked_len))
+                if old < tree_len:
+                    self.cache.advance(req.node, index, old, min(new, tree_len))
                 if max(old, tree_len) < new:
                     behind[index].append(self.tables.tables[group][row, max(old, tree_len) : new])
             req.window_starts = starts
@@ -205,9 +220,9 @@ class KVLedger:
             self.owned[group] -= end - start
         self.cache.unlock(req.node, req.window_starts)
         self.tables.free_row(row)
-        req.node = None
+        req.node = req.match_node = None
         req.req_pool_idx = -1
-        req.kv_len = req.tree_len = req.locked_len = req.allocated_len = req.copied_len = 0
+        req.kv_len = req.tree_len = req.allocated_len = req.copied_len = 0
         req.window_starts = req.copied_from = ()
 
     def owned_from(self, req: Req) -> list[int]:

@@ -67,15 +67,17 @@ class Req:
     submitted_len: int = 0
     """While it is in prefill: tokens that have been given to a step; those beyond `kv_len` are in flight."""
     tree_len: int = 0
-    locked_len: int = 0
-    """Up to where its lock on the cache goes: `tree_len`, or a page further while that is being copied."""
     allocated_len: int = 0
     copied_len: int = 0
-    """Where its first step begins, if within a page of which it copies the beginning: from the page at `copied_from`, by group."""
+    """Where its first step begins, if within a page."""
     copied_from: tuple[int, ...] = ()
+    """By group, the page whose beginning that step copies; none once it has been read."""
     window_starts: tuple[int, ...] = ()
     """Per KV group with a window: the first position whose slot it still holds."""
     node: PrefixNode | None = None
+    """What it has locked."""
+    match_node: PrefixNode | None = None
+    """What it locks once it has copied a page: the end of its prefix, while `node` is that page's."""
 
     # What was said of it.
     num_sent: int = 0

@@ -167,6 +167,8 @@ class ResultTaker:
         req.kv_len = chunk.end
         req.chunks += 1
         req.mark(SchedulerMark(now, "chunk", chunk.end))
+        if chunk.begins_in_copy:
+            self._ledger.end_copy(req)
         self._ledger.cache_computed(req, in_flight=in_flight.uses(req))
         self._ledger.free_behind([req], [chunk.end])
         if not is_last:

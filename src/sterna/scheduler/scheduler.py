@@ -385,7 +385,7 @@ class Scheduler:
         # Each by itself: where one fails the others still go back, and a leak is better than a slot with two owners.
         self._try(req, lambda req: self.executor.release(req.req_pool_idx))
         if keep_kv:
-            self._try(req, self.ledger.cache_computed)
+            self._try(req, lambda req: self.ledger.cache_computed(req, last=True))
         self._try(req, self.ledger.close)
 
     def _try(self, req: Req, part: Callable[[Req], None]) -> None:

@@ -222,7 +222,7 @@ def test_invalid_logits_end_their_row_and_what_it_computed_then_is_not_cached() 
     assert h.abort_code("at once") == h.abort_code("later") == (500, "invalid_logits")
     assert (h.output("at once"), h.output("later")) == ([], [*range(1, 20)])
     assert h.output("good") == echo([1, 2, 3], 9)
-    assert h.scheduler.ledger.cache.evictable_size == 16  # a page of "later"'s prompt, cached before the fault
+    assert h.scheduler.ledger.cache.evictable_size == 32  # a page of "later"'s prompt, cached before the fault, and that of "good"
     h.assert_at_baseline()
 
 
@@ -321,7 +321,7 @@ def test_what_a_request_computed_outlives_it_unless_a_fault_ended_it() -> None:
         h.turn()
     h.abort("aborted")
     h.run()
-    assert h.scheduler.ledger.cache.evictable_size == 32
+    assert h.scheduler.ledger.cache.evictable_size == 48
     h = Harness(options="raise_token=66")
     h.send("ended by a fault", [*range(1, 33), 66], 200)
     h.run()

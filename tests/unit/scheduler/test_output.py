@@ -71,7 +71,7 @@ def test_the_gauge_reconciles_with_what_was_done() -> None:
     stats = h.outbox.stats
     assert stats is not None
     assert stats.prompt_tokens_total == 40 * 40
-    assert stats.cached_tokens_total == 20 * 32
+    assert stats.cached_tokens_total == 20 * 39
     assert stats.output_tokens_total == 40 * 7
     assert stats.max_batch_size == 20
 

@@ -198,7 +198,7 @@ def _make_in_memory(folder: Path, header: PackedHeader, reason: str) -> PackedMo
             f"memory are available; free some space, or choose another cache with --cache-dir or {cache.CACHE_DIR_VARIABLE}"
         )
     log.warning("the cache can't keep the packed weights (%s): they take %s of this process's memory", reason, show_bytes(needed))
-    memory = mmap.mmap(-1, needed)
+    memory = mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no huge pages
     advise_huge_pages(memory)
     _fill(folder, header, memory, 0)
     return PackedModel(header, memory, None)

@@ -363,8 +363,10 @@ class TestRefusals:
         for what, copies in (("copied_from", (there, here)), ("copied_to", (here, there))):
             with pytest.raises(ValueError, match=f"slot {slot} of {what}"):
                 self.submit(driver, groups=[(table, places, *copies)])
-        with pytest.raises(ValueError, match="copied_to has 2"):
-            self.submit(driver, groups=[(table, places, here, PAIR)])
+        refusals = {"copied_to has 2": (here, PAIR), "copied_to has 0 twice": (PAIR + 16, PAIR), "copied_from has 16": (here, here)}
+        for words, copies in refusals.items():
+            with pytest.raises(ValueError, match=words):
+                self.submit(driver, groups=[(table, places, *copies)])
 
     @pytest.mark.parametrize("slot", [-16, 8, 8192, 2**30])
     def test_a_slot_that_is_no_page_of_the_pool_is_refused(self, driver: Driver, slot: int) -> None:
