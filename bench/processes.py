@@ -55,6 +55,21 @@ def machine_busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / CLOCK_TICKS
 
 
+def freeze(root: int) -> None:
+    """Let the process and its descendants do nothing until `thaw`."""
+    _signal_all(root, signal.SIGSTOP)
+
+
+def thaw(root: int) -> None:
+    _signal_all(root, signal.SIGCONT)
+
+
+def _signal_all(root: int, number: signal.Signals) -> None:
+    for pid in tree(root):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def stop(process: subprocess.Popen[str]) -> None:
     """End a process that we started and its descendants: asked first, killed after `STOP_LIMIT_S`."""
     descendants = {pid: _began(pid) for pid in tree(process.pid)[1:]}

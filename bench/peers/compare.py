@@ -1,6 +1,7 @@
 """Sterna and its peers under the same load, one after the other in every round, so that a drift of the machine hits all alike.
 
-All stay up; while one is driven the others are idle, and what they or anything else used of the processor meanwhile stands beside each run.
+All stay up; while one is driven the others are stopped (SIGSTOP), since some look for work all the time: who uses one of them runs that alone.
+What anything else used of the processor meanwhile stands beside each run.
 """
 
 from __future__ import annotations
@@ -108,9 +109,15 @@ class Comparison:
     def _measure(self, peer: Peer, case: Case, seed: int) -> None:
         running = self._running[peer.name]
         others = [other.process.pid for name, other in self._running.items() if name != peer.name]
-        before = _account(running.process.pid, others)
-        figures = running.measure(case, seed)
-        own, idle, busy = (after - earlier for after, earlier in zip(_account(running.process.pid, others), before, strict=True))
+        for other in others:
+            processes.freeze(other)
+        try:
+            before = _account(running.process.pid, others)
+            figures = running.measure(case, seed)
+            own, idle, busy = (after - earlier for after, earlier in zip(_account(running.process.pid, others), before, strict=True))
+        finally:
+            for other in others:
+                processes.thaw(other)
         figures |= {"server_cpu_s": round(own, 2), "idle_peers_cpu_s": round(idle, 2), "elsewhere_cpu_s": round(max(0.0, busy - own), 2)}
         figures["disturbed"] = figures["elsewhere_cpu_s"] > DISTURBED * figures["wall_s"] * usable_cores()
         self.systems[peer.name]["runs"][case.name].append(figures)
