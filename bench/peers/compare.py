@@ -1,7 +1,7 @@
 """Sterna and its peers under the same load, one after the other in every round, so that a drift of the machine hits all alike.
 
-All stay up; while one is driven the others are stopped (SIGSTOP), since some look for work all the time: who uses one of them runs that alone.
-What anything else used of the processor meanwhile stands beside each run.
+All stay up; while one is driven the others are stopped (SIGSTOP), since some go on looking for work for a while, and who uses one of
+them runs that alone. What anything else used of the processor meanwhile stands beside each run.
 """
 
 from __future__ import annotations

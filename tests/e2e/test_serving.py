@@ -16,8 +16,6 @@ from unit.text.corpus import LINES
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PAGE = 16
-
 
 @pytest.fixture(scope="module")
 def client(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:

@@ -11,7 +11,6 @@ from e2e.engine import THREADS
 from e2e.served import CHATS, KNOWN, TEXTS, Client, Known, Reply
 from running_server import running_server, until
 
-PAGE = 16
 TOKENS = 16
 
 
