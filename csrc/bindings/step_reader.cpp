@@ -4,6 +4,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace sterna {
 namespace {
@@ -20,9 +21,11 @@ int group_window(const Model& model, int group) {
   return window;
 }
 
-int32_t read_page(int32_t slot, int64_t num_pages, const std::string& where) {
+// `where()` is asked for its words only where they are needed: this runs for every page of every row.
+template <class Where>
+int32_t read_page(int32_t slot, int64_t num_pages, const Where& where) {
   if (slot < 0 || slot % kPage != 0 || slot / kPage >= num_pages)
-    refuse("slot " + std::to_string(slot) + " of " + where + " is not the first of a page of the pool");
+    refuse("slot " + std::to_string(slot) + " of " + where() + " is not the first of a page of the pool");
   return slot / kPage;
 }
 
@@ -31,9 +34,7 @@ std::vector<int32_t> read_pages(const Table& table, const Row& row, size_t r, in
   const int32_t* slots = table.data() + size_t(row.pool_index) * table.shape(1);
   const int64_t first_seen = std::max<int64_t>(0, int64_t(row.prefix_len) - window + 1) / kPage;
   std::vector<int32_t> pages(size_t(row.seq_len() + kPage - 1) / kPage);
-  for (size_t p = size_t(first_seen); p < pages.size(); ++p) {
-    pages[p] = read_page(slots[p * kPage], num_pages, "req_to_token" + at(r));
-  }
+  for (size_t p = size_t(first_seen); p < pages.size(); ++p) pages[p] = read_page(slots[p * kPage], num_pages, [r] { return "req_to_token" + at(r); });
   std::fill(pages.begin(), pages.begin() + first_seen, pages[first_seen]);
   return pages;
 }
@@ -121,8 +122,9 @@ Step read_step(const StepArrays& in, const Model& model, const KVPool& pool) {
   }
   for (size_t g = 0; g < in.groups.size(); ++g)
     for (size_t c = 0; c < copies; ++c) {
-      const int32_t from = read_page(std::get<2>(in.groups[g]).data()[c], pool.pages(int(g)), "copied_from");
-      step.copies.push_back({int32_t(g), from, read_page(std::get<3>(in.groups[g]).data()[c], pool.pages(int(g)), "copied_to")});
+      const int32_t from = read_page(std::get<2>(in.groups[g]).data()[c], pool.pages(int(g)), [] { return std::string("copied_from"); });
+      const int32_t to = read_page(std::get<3>(in.groups[g]).data()[c], pool.pages(int(g)), [] { return std::string("copied_to"); });
+      step.copies.push_back({int32_t(g), from, to});
     }
   refuse_tangled(step.copies);
   return step;

@@ -250,6 +250,18 @@ def _replace(params: SamplingParams, **changes: Any) -> SamplingParams:
     return msgspec.structs.replace(params, **changes)
 
 
+def cached_again(engine: Engine, length: int, tokens: int) -> int:
+    """What is cached of a prompt of so many tokens that was answered with `tokens`: all but the last, whose logits are needed.
+
+    Unless the answer has filled the page that the prompt ends in and gone a window beyond it before that page went to the cache.
+    """
+    pools = engine.scheduler.ledger.pools
+    page = (length - 1) // pools.page_size * pools.page_size
+    starts = pools.window_starts(length + tokens - 1)
+    lost = length % pools.page_size and any(start >= page + pools.page_size for start in starts)
+    return page if lost else length - 1
+
+
 def random_ids(draw: np.random.RandomState, length: int, vocab_size: int) -> list[int]:
     """Any tokens but the first few, which are special ones in the models here."""
     ids: list[int] = draw.randint(3, vocab_size, length).tolist()

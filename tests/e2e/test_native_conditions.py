@@ -12,7 +12,7 @@ import pytest
 
 import tiny_models
 from e2e.conftest import TinyModels
-from e2e.engine import Answer, Ask, Engine
+from e2e.engine import Answer, Ask, Engine, cached_again
 from e2e.test_conditions import PAGE, STYLES, TOKENS, expect_no_outputs, ids, neighbours, too_many, traffic
 from sterna.executor.native import _native
 from sterna.mem_cache.window import most_window_tokens
@@ -113,9 +113,7 @@ def test_a_warm_cache_changes_no_token(natives: Natives, subject: Subject) -> No
             under_test.flush()
             cold, warm = under_test.run(ask)[0], under_test.run(ask)[0]
             assert cold.cached_tokens == 0
-            # A page that the answer has filled may be behind a window when it goes to the cache.
-            windowed = any(under_test.executor.info.group_windows)
-            assert warm.cached_tokens == length - 1 or (windowed and warm.cached_tokens == (length - 1) // PAGE * PAGE)
+            assert warm.cached_tokens == cached_again(under_test, length, TOKENS)
             natives.check(subject, [ask, ask], [cold, warm])
 
 
@@ -205,12 +203,12 @@ def test_in_any_traffic_each_gets_what_it_gets_alone(
     settings = {"chunked_prefill_size": chunk_size, "overlap": overlap, "schedule_policy": "lpm" if chunk_size == 3 else "fcfs"}
     aborts = {2: 20, 7: 33, 11: 45}
     asks = traffic(chunk_size)
-    under_test = natives.engine(subject, max_total_tokens=240 if subject.all_windows else 288, **settings)
+    under_test = natives.engine(subject, max_total_tokens=272 if subject.all_windows else 288, **settings)
     answers = under_test.run(*asks, aborts=aborts)
     assert (under_test.executor.steps_on_top > 0) == overlap
     # Where each page is a window, a request holds as many from its beginning to its end, and nobody is in for a surprise.
     assert sum(answer.retractions for answer in answers) > 0 or subject.all_windows
-    assert sum(answer.cached_tokens > 0 for answer in answers) >= 3
+    assert sum(answer.cached_tokens > 0 for answer in answers) >= 5
     assert max(answer.chunks for answer in answers) > 1
     assert max(answer.batch_size for answer in answers) > 4
     for index, (ask, answer) in enumerate(zip(asks, answers, strict=True)):

@@ -111,10 +111,9 @@ class KVLedger:
 
     def end_copy(self, req: Req) -> None:
         """`req`'s first step, which copied a page, has been read: it holds that no longer."""
-        if req.match_node is None:
-            return
         held, req.node, req.match_node, req.copied_from = req.node, req.match_node, None, ()
         assert held is not None
+        assert req.node is not None
         self.cache.lock(req.node, req.window_starts)
         self.cache.unlock(held, req.window_starts)
 
@@ -162,15 +161,15 @@ class KVLedger:
         if req.copied_from:
             return  # the page that it begins within isn't there yet
         length = req.kv_len if self._reuse_generated_kv else min(req.kv_len, req.num_prompt)
-        row, key = req.req_pool_idx, req.cache_key(length)
-        if last:
-            key = np.pad(key, (0, -length % self.page_size), constant_values=UNKNOWN)
-            length = len(key)
-        if length // self.page_size * self.page_size <= req.tree_len:
+        end = self.whole_pages(length) if last else length // self.page_size * self.page_size
+        if end <= req.tree_len:
             return
+        row, key = req.req_pool_idx, req.cache_key(min(length, end))
+        if last:
+            key = np.pad(key, (0, end - length), constant_values=UNKNOWN)
         if in_flight and self.cache.known_length(req.cache_namespace, key) > req.tree_len:
             return
-        match = self.cache.insert(req.cache_namespace, key, self._held_slots(req, length), req.tree_len)
+        match = self.cache.insert(req.cache_namespace, key, self._held_slots(req, end), req.tree_len)
         if match.length <= req.tree_len:
             return
         start = req.tree_len
