@@ -10,23 +10,34 @@ static void quantize_group(const float* x, int count, ActivationGroup& out) {
   const bool counts = finite && maximum >= kLeastMaximum;
   const float d = counts ? maximum / 127.0f : finite ? 0.0f : __builtin_nanf("");
   const Lanes factor = set1(127.0f / maximum);
-  float sums[2];  // of integers: exact
+  int32_t sums[2];
   for (int i = 0; i < 2; i++) {
     const Lanes q = counts ? round_even(mul(half[i], factor)) : zero();
     store_int8(out.q + 16 * i, q);
-    sums[i] = reduce_add(q);
-    out.s16[i] = d * sums[i];
-    out.zero_int8_16[i] = -128 * int32_t(sums[i]);
+    sums[i] = int32_t(reduce_add(q));  // of integers: exact
+    out.s16[i] = d * float(sums[i]);
+    out.zero_int8_16[i] = -128 * sums[i];
   }
   out.d = d;
-  out.s = d * (sums[0] + sums[1]);
-  out.zero_int4 = -8 * int32_t(sums[0] + sums[1]);
-  out.zero_int8 = -128 * int32_t(sums[0] + sums[1]);
+  out.s = d * float(sums[0] + sums[1]);
+  out.zero_int4 = -8 * (sums[0] + sums[1]);
+  out.zero_int8 = -128 * (sums[0] + sums[1]);
 }
+
+#if defined(STERNA_LANES_AVX512)
+#include "quantize_avx512.inl"
+#endif
 
 static void quantize(const float* x, int cols, uint8_t* groups) {
   ActivationGroup* out = reinterpret_cast<ActivationGroup*>(groups);
-  for (int column = 0; column < cols; column += kGroup) quantize_group(x + column, cols - column, *out++);
+  int column = 0;
+#if defined(STERNA_LANES_AVX512)
+  for (; column + 2 * kGroup <= cols; column += 2 * kGroup, out += 2) {
+    if (quantize_two(x + column, out)) continue;
+    for (int i = 0; i < 2; i++) quantize_group(x + column + i * kGroup, kGroup, out[i]);
+  }
+#endif
+  for (; column < cols; column += kGroup) quantize_group(x + column, cols - column, *out++);
 }
 
 static void refine(const float* x, int cols, uint8_t* row) {

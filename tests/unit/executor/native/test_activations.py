@@ -60,16 +60,20 @@ def test_the_largest_and_the_smallest_numbers_stay_in_range(isa: str) -> None:
         x = np.linspace(-1, 1, 32, dtype=np.float32) * np.float32(largest)
         check(isa, x)
         assert (np.abs(kernels.quantize(isa, x)[1].astype(int)).max() == 127) == (largest >= 2.0**-118)
+        ordinary = np.linspace(-3, 2, 32, dtype=np.float32)
+        for beside in ((x, ordinary), (ordinary, x), (x, x)):
+            check(isa, np.concatenate(beside))
 
 
 @isas
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 15, 16, 31])
 def test_a_group_that_is_not_finite_is_marked_and_no_other(isa: str, value: float, place: int) -> None:
-    x = np.random.default_rng(3).standard_normal(96).astype(np.float32)
-    x[32 + place] = value
-    check(isa, x)
-    assert np.isnan(kernels.quantize(isa, x)[2]).tolist() == [False, True, False]
+    for group in range(3):
+        x = np.random.default_rng(3).standard_normal(96).astype(np.float32)
+        x[32 * group + place] = value
+        check(isa, x)
+        assert np.isnan(kernels.quantize(isa, x)[2]).tolist() == [i == group for i in range(3)]
 
 
 @isas
