@@ -157,6 +157,7 @@ void bind_engine(nb::module_& m) {
       .def("fill_page", &fill_page, "group"_a, "page"_a, "byte"_a, "For tests: set every byte of a page that nobody owns.")
       .def_prop_ro("queued", [](BoundEngine& self) { return self.engine->queued(); }, "Steps that have not begun")
       .def_prop_ro("kv_bytes", [](BoundEngine& self) { return self.engine->pool().bytes(); })
+      .def_prop_ro("kv_lead_bytes", [](BoundEngine& self) { return self.engine->pool().lead_bytes(); }, "Of them, what is touched ahead of use")
       .def_prop_ro("isa", [](BoundEngine& self) { return std::string(self.engine->kernels().name); });
 }
 

@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -82,7 +83,7 @@ void Engine::drive() {
   FlushSubnormals flush;
   while (true) {
     std::unique_lock<std::mutex> lock(mutex_);
-    queued_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    wait_for_step(lock);
     if (stopping_) return;
     Step step = std::move(queue_.front());
     queue_.pop_front();
@@ -101,6 +102,20 @@ void Engine::drive() {
     lock.unlock();
     done_.notify_all();
   }
+}
+
+// Meanwhile memory is had for keys and values to come, unless the next step is only being prepared.
+void Engine::wait_for_step(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kIdle(20);
+  const auto wanted = [this] { return stopping_ || !queue_.empty(); };
+  if (queued_.wait_for(lock, kIdle, wanted)) return;
+  bool more = true;
+  while (more && !wanted()) {
+    lock.unlock();
+    more = forward_.touch_ahead();
+    lock.lock();
+  }
+  queued_.wait(lock, wanted);
 }
 
 StepResult Engine::compute(Step& step) {

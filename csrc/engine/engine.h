@@ -51,6 +51,7 @@ class Engine {
   };
 
   void drive();
+  void wait_for_step(std::unique_lock<std::mutex>& lock);
   StepResult compute(Step& step);
   void require_bound(int row) const;
   int32_t token_of_last(int64_t number, int row) const;

@@ -58,6 +58,7 @@ Forward::Forward(const Model& model, const Kernels& kernels, KVPool& pool, Threa
 void Forward::run(const Step& step, const Sink& sink) {
   ThreadPool::Awake awake(threads_);
   reserve(step);
+  touch_pages(step);
   copy_pages(step);
   rope_angles(step);
   plan(step);
@@ -110,6 +111,26 @@ void Forward::reserve(const Step& step) {
   }
 }
 
+void Forward::touch_pages(const Step& step) {
+  pieces_.clear();
+  for (int group = 0; group < pool_.groups(); ++group) {
+    int32_t last = -1;
+    for (const Row& row : step.rows) {
+      const std::vector<int32_t>& pages = row.pages[group];
+      for (size_t i = size_t(row.prefix_len) / kPage; i < pages.size(); ++i) last = std::max(last, pages[i]);
+    }
+    pool_.use(group, last + 1, pieces_);
+  }
+  threads_.each(int64_t(pieces_.size()), [&](int64_t i, int) { KVPool::touch(pieces_[i]); });
+}
+
+bool Forward::touch_ahead() {
+  pieces_.clear();
+  for (int i = 0; i < threads_.size(); ++i) pool_.look_ahead(pieces_);
+  threads_.each(int64_t(pieces_.size()), [&](int64_t i, int) { KVPool::touch(pieces_[i]); });
+  return !pieces_.empty();
+}
+
 void Forward::copy_pages(const Step& step) {
   if (step.copies.empty()) return;
   const int64_t copies = int64_t(step.copies.size());
@@ -150,7 +171,7 @@ void Forward::ask_for_keys(int layer) {
   const size_t threads = scratch_.size();
   for (size_t t = 0; t < threads; ++t) {
     const size_t from = pages.size() * t / threads, to = pages.size() * (t + 1) / threads;
-    scratch_[t].ahead = {pool_.page(layer, 0), pool_.page_bytes(layer), pages.data() + from, int32_t(to - from)};
+    scratch_[t].ahead = {pool_.page(layer, 0), pool_.page_stride(layer), pool_.page_bytes(layer), pages.data() + from, int32_t(to - from)};
   }
 }
 

@@ -29,6 +29,8 @@ class Forward {
   // `sink(row, logits, thread)`, which may overwrite them; sinks of different rows run at once. Within a FlushSubnormals scope.
   using Sink = std::function<void(int row, float* logits, int thread)>;
   void run(const Step& step, const Sink& sink);
+  // For when there is nothing to run: a few milliseconds' part of having memory for the keys and values to come. False where none was left to do.
+  bool touch_ahead();
   // From any thread: a `run` throws Abandoned before its next layer, and so does every one from now on.
   void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
@@ -51,6 +53,7 @@ class Forward {
 
   void reserve(const Step& step);
   void rope_angles(const Step& step);
+  void touch_pages(const Step& step);
   void copy_pages(const Step& step);
   void plan(const Step& step);
   void ask_for_keys(int layer);
@@ -89,6 +92,7 @@ class Forward {
   std::vector<int> plan_layer_;  // the first layer that each plan is for
   std::vector<std::vector<int32_t>> read_pages_;  // per plan: the pages that the step's rows read, each once, as many as are asked for ahead
   std::vector<uint8_t> seen_pages_;
+  std::vector<KVPool::Piece> pieces_;
 
   std::vector<int32_t> row_of_token_;
   std::vector<int32_t> sampled_;  // rows of the step that want a sample

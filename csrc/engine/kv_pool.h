@@ -1,6 +1,13 @@
-// Memory for keys and values, in pages of kPage slots (kernels.h has a page's layout): reserved whole, touched by the system as pages are first written.
+// Memory for keys and values, in pages of kPage slots (kernels.h has a page's layout): reserved whole, and had from the system as it is first written.
+//
+// The layers' parts of a page lie side by side, so that memory is had as slots are used, and not for each layer's first page at once.
+//
+// The system clears what it gives, 2 MB at a time; and where the machine is a guest, its host may have to find that memory first. That takes
+// milliseconds, for a token as much as a tenth of computing it. So such pieces are touched before a step that writes to them, by all threads at once,
+// and a lead of them while there is nothing to compute.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -10,25 +17,53 @@ namespace sterna {
 
 class KVPool {
  public:
+  // What the system gives at once.
+  struct Piece {
+    uint8_t* begin;
+    uint8_t* end;
+  };
   // `slots[g]`: slots of group g, a multiple of kPage. Throws std::bad_alloc where the system reserves no such range.
   KVPool(const Model& model, const std::vector<int64_t>& slots);
   ~KVPool();
   KVPool(const KVPool&) = delete;
   KVPool& operator=(const KVPool&) = delete;
 
-  int64_t pages(int group) const { return pages_[group]; }
-  // All key heads of one page of one layer, page_head_bytes(head_dim) apart.
-  uint8_t* page(int layer, int64_t page) const { return layers_[layer].base + page * layers_[layer].page_bytes; }
+  int groups() const { return int(groups_.size()); }
+  int64_t pages(int group) const { return groups_[group].pages; }
+  // A layer's part of a page of its group: all its key heads, page_head_bytes(head_dim) apart.
+  uint8_t* page(int layer, int64_t page) const { return layers_[layer].base + page * page_stride(layer); }
   size_t page_bytes(int layer) const { return layers_[layer].page_bytes; }
+  // From page to page of a layer.
+  size_t page_stride(int layer) const { return groups_[layers_[layer].group].page_stride; }
   size_t bytes() const { return bytes_; }
+  // So much is touched ahead of use.
+  size_t lead_bytes() const { return std::min<size_t>(256 << 20, bytes_ / 8); }
+
+  // A step is going to write to pages of the group below `end`: adds to `pieces` what of their memory was in none before.
+  void use(int group, int64_t end, std::vector<Piece>& pieces);
+  // Adds a piece that comes behind the pages used so far; none where the lead is there.
+  void look_ahead(std::vector<Piece>& pieces);
+  // Has memory for it; what lies there already stays. Nobody else may write to it meanwhile.
+  static void touch(Piece piece);
 
  private:
-  struct LayerPages {
+  struct LayerPart {
+    int group;
     uint8_t* base;
     size_t page_bytes;
   };
-  std::vector<LayerPages> layers_;
-  std::vector<int64_t> pages_;
+  struct Group {
+    int64_t pages;
+    size_t page_stride = 0;
+    uint8_t *begin = nullptr, *end = nullptr;
+    uint8_t* used = nullptr;     // behind the last page that a step wrote to
+    uint8_t* touched = nullptr;  // behind the last piece
+  };
+
+  void add_pieces(Group& group, uint8_t* end, std::vector<Piece>& pieces);
+
+  std::vector<LayerPart> layers_;
+  std::vector<Group> groups_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
 };

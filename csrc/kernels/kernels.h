@@ -85,12 +85,12 @@ struct Mass {
   int32_t count;
 };
 
-// Memory that will be read before long, part by part: part i is the `bytes` from base + parts[i] * bytes on, of `count` that are left. Products that
+// Memory that will be read before long, part by part: part i is the `bytes` from base + parts[i] * stride on, of `count` that are left. Products that
 // take their rows in several passes find the weights in the cache from the second on, and memory idle: they ask for this meanwhile, and it comes as
 // far as the second cache, from where it moves on to the third. Where it comes changes nothing but the time.
 struct Ahead {
   const uint8_t* base = nullptr;
-  size_t bytes = 0;
+  size_t stride = 0, bytes = 0;
   const int32_t* parts = nullptr;
   int32_t count = 0;
   const uint8_t *at = nullptr, *end = nullptr;  // what is left of the part before them

@@ -59,7 +59,7 @@ STERNA_INLINE void ask(const Product& p, const uint8_t* weights, int weights_ahe
   Ahead& ahead = p.ahead;
   if (ahead.at >= ahead.end) {
     if (ahead.count == 0) return;
-    ahead.at = ahead.base + size_t(*ahead.parts++) * ahead.bytes;
+    ahead.at = ahead.base + size_t(*ahead.parts++) * ahead.stride;
     ahead.end = ahead.at + ahead.bytes;
     ahead.count--;
   }

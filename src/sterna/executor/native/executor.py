@@ -92,6 +92,7 @@ def make(args: ServerArgs, config: ModelConfig, spec: ModelSpec, weights: Weight
             "weights_bytes": weights.header.data_bytes,
             "kv_dtype": args.kv_dtype,
             "kv_bytes": engine.kv_bytes,
+            "kv_lead_bytes": engine.kv_lead_bytes,
         },
     )
     _say(info, spec)
@@ -126,7 +127,10 @@ def _say(info: ExecutorInfo, spec: ModelSpec) -> None:
         log.info(
             "KV of %s that see %s: room for %d tokens, in pages of %d", _count(len(group.layers), "layer"), seen, slots, info.page_size
         )
-    log.info("KV pool: %s of %s reserved, touched as used", show_bytes(int(said["kv_bytes"])), said["kv_dtype"])
+    size, lead = show_bytes(int(said["kv_bytes"])), show_bytes(int(said["kv_lead_bytes"]))
+    log.info(
+        "KV pool: %s of %s reserved, touched as used and, when there is nothing to compute, up to %s ahead", size, said["kv_dtype"], lead
+    )
 
 
 def _count(number: object, noun: str) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from running_server import until
 from sterna.executor.kv_memory import kv_bytes
 from sterna.executor.native import _native
 from sterna.executor.native.executor import KV_BYTES_PER_ELEMENT, stored_kv_groups
@@ -257,6 +262,29 @@ def test_the_pool_takes_the_memory_that_was_planned_for_it(head_dim: int) -> Non
     planned = kv_bytes(msgspec.structs.replace(spec, kv_groups=stored_kv_groups(spec)), (4096, 4096), KV_BYTES_PER_ELEMENT)
     engine.stop()
     assert engine.kv_bytes == planned
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+def test_memory_for_keys_and_values_is_had_ahead_of_use_and_no_further(variant: str) -> None:
+    spec, weights = model(variant, "int4")
+    before = resident_bytes()
+    slots = 256 * ((1 << 20) // (KV_BYTES_PER_ELEMENT * sum(group.elements_per_token for group in spec.kv_groups)))
+    engine = make_engine(spec, weights, slots=slots)
+    try:
+        assert engine.kv_lead_bytes == engine.kv_bytes // 8 > 31 << 20
+        driver = Driver(engine, spec, slots=1024)
+        for prompt in (PROMPT, PROMPT[::-1]):
+            driver.run(driver.add(prompt), 2)
+            until(lambda: resident_bytes() - before > 0.9 * engine.kv_lead_bytes)
+            time.sleep(0.2)
+            assert resident_bytes() - before < 1.8 * engine.kv_lead_bytes
+    finally:
+        engine.stop()
 
 
 def test_stop_drops_the_steps_that_have_not_begun_and_leaves_the_one_that_runs() -> None:
