@@ -172,7 +172,7 @@ class Driver:
         self._step = 0
         page = executor.info.page_size
         self._order = self._random.permutation(executor.info.num_slots // page)
-        """The same at every `start`: the first run over a length touches the memory of its pages, the median of three doesn't."""
+        """The same at every `start`: the first run has memory for all pages, the median of three waits for none."""
 
     def start(self, rows: int, length: int) -> None:
         """Room for `rows` rows of `length` tokens; nothing computed yet."""

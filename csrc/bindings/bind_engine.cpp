@@ -158,6 +158,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("queued", [](BoundEngine& self) { return self.engine->queued(); }, "Steps that have not begun")
       .def_prop_ro("kv_bytes", [](BoundEngine& self) { return self.engine->pool().bytes(); })
       .def_prop_ro("kv_lead_bytes", [](BoundEngine& self) { return self.engine->pool().lead_bytes(); }, "Of them, what is touched ahead of use")
+      .def_prop_ro("kv_touched_bytes", [](BoundEngine& self) { return self.engine->pool().touched_bytes(); }, "Of them, what has been touched")
       .def_prop_ro("isa", [](BoundEngine& self) { return std::string(self.engine->kernels().name); });
 }
 

@@ -15,6 +15,8 @@ constexpr size_t kTileBytes = 256 << 10;
 constexpr int kGatedTileRows = 64;
 // Rows whose logits are held at once.
 constexpr int kLogitRows = 32;
+// Pieces of memory touched side by side: beyond that a machine has no more of it to give.
+constexpr int kMostPiecesAtOnce = 8;
 // Items per thread and loop: enough to even out, few enough not to be felt.
 constexpr int kItemsPerThread = 8;
 
@@ -43,6 +45,7 @@ size_t padded(const Linear& linear) { return size_t(linear.weight.padded_rows())
 
 Forward::Forward(const Model& model, const Kernels& kernels, KVPool& pool, ThreadPool& threads)
     : model_(model), kernels_(kernels), pool_(pool), threads_(threads), angles_(model.ropes.size()), scratch_(threads.size()) {
+  pieces_.reserve(kMostPiecesAtOnce);
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const Attention& a = model.layers[i].attention;
     auto same = [&](int other) {
@@ -121,14 +124,23 @@ void Forward::touch_pages(const Step& step) {
     }
     pool_.use(group, last + 1, pieces_);
   }
-  threads_.each(int64_t(pieces_.size()), [&](int64_t i, int) { KVPool::touch(pieces_[i]); });
+  if (pieces_.empty()) return;
+  // A thread that would only wait has a piece more.
+  while (pieces_.size() % pieces_at_once() != 0 && pool_.look_ahead(pieces_)) {}
+  touch_pieces();
 }
 
-bool Forward::touch_ahead() {
+bool Forward::touch_ahead() noexcept {
   pieces_.clear();
-  for (int i = 0; i < threads_.size(); ++i) pool_.look_ahead(pieces_);
-  threads_.each(int64_t(pieces_.size()), [&](int64_t i, int) { KVPool::touch(pieces_[i]); });
+  while (pieces_.size() < pieces_at_once() && pool_.look_ahead(pieces_)) {}
+  touch_pieces();
   return !pieces_.empty();
+}
+
+size_t Forward::pieces_at_once() const { return size_t(std::min(threads_.size(), kMostPiecesAtOnce)); }
+
+void Forward::touch_pieces() {
+  threads_.each(int64_t(pieces_.size()), [&](int64_t i, int) { KVPool::touch(pieces_[i]); });
 }
 
 void Forward::copy_pages(const Step& step) {

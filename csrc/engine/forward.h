@@ -29,8 +29,8 @@ class Forward {
   // `sink(row, logits, thread)`, which may overwrite them; sinks of different rows run at once. Within a FlushSubnormals scope.
   using Sink = std::function<void(int row, float* logits, int thread)>;
   void run(const Step& step, const Sink& sink);
-  // For when there is nothing to run: a few milliseconds' part of having memory for the keys and values to come. False where none was left to do.
-  bool touch_ahead();
+  // For when there is nothing to run: has a little of the memory for the keys and values to come, in milliseconds. False where all of the lead is there.
+  bool touch_ahead() noexcept;
   // From any thread: a `run` throws Abandoned before its next layer, and so does every one from now on.
   void abandon() { abandoned_.store(true, std::memory_order_relaxed); }
 
@@ -54,6 +54,8 @@ class Forward {
   void reserve(const Step& step);
   void rope_angles(const Step& step);
   void touch_pages(const Step& step);
+  void touch_pieces();
+  size_t pieces_at_once() const;
   void copy_pages(const Step& step);
   void plan(const Step& step);
   void ask_for_keys(int layer);

@@ -52,6 +52,7 @@ void KVPool::add_pieces(Group& group, uint8_t* end, std::vector<Piece>& pieces) 
   while (group.touched < end) {
     uint8_t* const next = std::min(end_of_piece(group.touched), group.end);
     pieces.push_back({group.touched, next});
+    touched_bytes_.fetch_add(size_t(next - group.touched), std::memory_order_relaxed);
     group.touched = next;
   }
 }
@@ -62,18 +63,25 @@ void KVPool::use(int group, int64_t end, std::vector<Piece>& pieces) {
   add_pieces(pages, pages.used, pieces);
 }
 
-void KVPool::look_ahead(std::vector<Piece>& pieces) {
+bool KVPool::look_ahead(std::vector<Piece>& pieces) {
   for (Group& group : groups_) {
     const size_t size = size_t(group.end - group.begin);
     if (size == 0) continue;
     const size_t lead = size_t(double(size) / double(bytes_) * double(lead_bytes()));  // the group's share of it
     uint8_t* const wanted = group.used + std::min(lead, size_t(group.end - group.used));
-    if (group.touched < wanted) return add_pieces(group, group.touched + 1, pieces);
+    if (group.touched >= wanted) continue;
+    add_pieces(group, group.touched + 1, pieces);
+    return true;
   }
+  return false;
 }
 
+// A write that changes nothing, whoever else may be writing. A compiler may make a load of an atomic `or` with zero, which has no memory for it.
 void KVPool::touch(Piece piece) {
-  for (uint8_t* at = piece.begin; at < piece.end; at += kSystemPage) __atomic_fetch_or(at, uint8_t(0), __ATOMIC_RELAXED);
+  for (uint8_t* at = piece.begin; at < piece.end; at += kSystemPage) {
+    uint8_t fresh = 0;
+    __atomic_compare_exchange_n(static_cast<volatile uint8_t*>(at), &fresh, uint8_t(0), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  }
 }
 
 }  // namespace sterna

@@ -2,12 +2,13 @@
 //
 // The layers' parts of a page lie side by side, so that memory is had as slots are used, and not for each layer's first page at once.
 //
-// The system clears what it gives, 2 MB at a time; and where the machine is a guest, its host may have to find that memory first. That takes
-// milliseconds, for a token as much as a tenth of computing it. So such pieces are touched before a step that writes to them, by all threads at once,
-// and a lead of them while there is nothing to compute.
+// The system clears what it gives, a huge page at a time; and where the machine is a guest, its host may have to find that memory first: milliseconds,
+// which spread over the tokens that find room there are up to a tenth of computing them. So pieces of that size are touched before a step that writes to
+// them, by all threads at once, and a lead of them while there is nothing to compute.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace sterna {
 
 class KVPool {
  public:
-  // What the system gives at once.
+  // Memory within one huge page of 2 MB, or within 2 MB of a larger one.
   struct Piece {
     uint8_t* begin;
     uint8_t* end;
@@ -36,14 +37,18 @@ class KVPool {
   // From page to page of a layer.
   size_t page_stride(int layer) const { return groups_[layers_[layer].group].page_stride; }
   size_t bytes() const { return bytes_; }
-  // So much is touched ahead of use.
+  // At most so much is touched ahead of use.
   size_t lead_bytes() const { return std::min<size_t>(256 << 20, bytes_ / 8); }
 
-  // A step is going to write to pages of the group below `end`: adds to `pieces` what of their memory was in none before.
+  // Of `bytes`, what was in a piece.
+  size_t touched_bytes() const { return touched_bytes_.load(std::memory_order_relaxed); }
+
+  // A step is going to write to pages of the group below `end`: adds to `pieces` what of the memory from the first page to there was in none before. So
+  // pages should be used from the lowest on (mem_cache/allocator.py): all of a pool would be touched for its last page.
   void use(int group, int64_t end, std::vector<Piece>& pieces);
-  // Adds a piece that comes behind the pages used so far; none where the lead is there.
-  void look_ahead(std::vector<Piece>& pieces);
-  // Has memory for it; what lies there already stays. Nobody else may write to it meanwhile.
+  // Adds a piece that comes behind the pages used so far; none, and false, where the lead is there.
+  bool look_ahead(std::vector<Piece>& pieces);
+  // Has memory for it; what lies there already stays.
   static void touch(Piece piece);
 
  private:
@@ -56,7 +61,7 @@ class KVPool {
     int64_t pages;
     size_t page_stride = 0;
     uint8_t *begin = nullptr, *end = nullptr;
-    uint8_t* used = nullptr;     // behind the last page that a step wrote to
+    uint8_t* used = nullptr;     // behind the highest page that a step wrote to
     uint8_t* touched = nullptr;  // behind the last piece
   };
 
@@ -64,6 +69,7 @@ class KVPool {
 
   std::vector<LayerPart> layers_;
   std::vector<Group> groups_;
+  std::atomic<size_t> touched_bytes_{0};
   void* memory_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -20,15 +20,15 @@ STERNA_INLINE bool quantize_two(const float* x, ActivationGroup* out) {
   maximum = larger_of<0xb1>(larger_of<0x4e>(maximum));
   const __mmask16 nan = _mm512_cmp_ps_mask(part[0], part[1], _CMP_UNORD_Q) | _mm512_cmp_ps_mask(part[2], part[3], _CMP_UNORD_Q);
   const __mmask16 counts = _mm512_cmp_ps_mask(maximum, _mm512_set1_ps(kLeastMaximum), _CMP_GE_OQ);
-  const __mmask16 finite = _mm512_mask_cmp_ps_mask(counts, maximum, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
-  if (nan != 0 || finite != 0xffff) return false;
+  const __mmask16 ordinary = _mm512_mask_cmp_ps_mask(counts, maximum, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
+  if (nan != 0 || ordinary != 0xffff) return false;
 
   const __m512 d = _mm512_div_ps(maximum, _mm512_set1_ps(127.0f)), factor = _mm512_div_ps(_mm512_set1_ps(127.0f), maximum);
   const __m512 factors[2] = {_mm512_shuffle_f32x4(factor, factor, 0x00), _mm512_shuffle_f32x4(factor, factor, 0xaa)};
   __m512i q[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], factors[i / 2]));
-  // Packing works within 128 bits: their fours of columns lie 0 4 8 12 of each part, in turn.
+  // Packing works within 128 bits: in the first lie columns 0 to 3 of parts 0, 1, 2 and 3, in the second columns 4 to 7 of these, and so on.
   const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
   const __m512i codes = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
 

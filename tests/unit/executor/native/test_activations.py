@@ -48,10 +48,21 @@ def test_a_row_is_quantized_to_the_bit(isa: str, cols: int) -> None:
 
 @isas
 def test_halves_round_to_even(isa: str) -> None:
-    x = np.zeros(32, np.float32)
-    x[:6] = 127, 0.5, 1.5, 2.5, -0.5, -1.5
-    assert kernels.quantize(isa, x)[1][0, :6].tolist() == [127, 0, 2, 2, 0, -2]
-    check(isa, x)
+    x = np.zeros((3, 32), np.float32)
+    x[:, :6] = 127, 0.5, 1.5, 2.5, -0.5, -1.5
+    for groups in (1, 2, 3):
+        assert kernels.quantize(isa, x[:groups].ravel())[1][:groups, :6].tolist() == [[127, 0, 2, 2, 0, -2]] * groups
+        check(isa, x[:groups].ravel())
+
+
+@isas
+def test_a_sum_of_negative_zeros_is_zero(isa: str) -> None:
+    """In each group's first half every quotient rounds to -0."""
+    x = np.full((3, 32), -0.1, np.float32)
+    x[:, 16] = -127
+    _, _, _, s, s16, *_ = kernels.quantize(isa, x.ravel())
+    assert s16[:3, 0].view(np.uint32).tolist() == [0, 0, 0]
+    assert np.signbit(s[:3]).all()
 
 
 @isas

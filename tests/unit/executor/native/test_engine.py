@@ -268,21 +268,35 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
-def test_memory_for_keys_and_values_is_had_ahead_of_use_and_no_further(variant: str) -> None:
+def test_memory_for_keys_and_values_is_had_before_its_use_and_a_lead_of_it_ahead(variant: str, threads: int) -> None:
     spec, weights = model(variant, "int4")
-    before = resident_bytes()
-    slots = 256 * ((1 << 20) // (KV_BYTES_PER_ELEMENT * sum(group.elements_per_token for group in spec.kv_groups)))
-    engine = make_engine(spec, weights, slots=slots)
+    sizes = [KV_BYTES_PER_ELEMENT * group.elements_per_token for group in spec.kv_groups]
+    before = resident_bytes() if sys.platform == "linux" else None
+    engine = make_engine(spec, weights, threads=threads, slots=256 * (1 << 20) // sum(sizes) // 16 * 16)
     try:
-        assert engine.kv_lead_bytes == engine.kv_bytes // 8 > 31 << 20
-        driver = Driver(engine, spec, slots=1024)
-        for prompt in (PROMPT, PROMPT[::-1]):
-            driver.run(driver.add(prompt), 2)
-            until(lambda: resident_bytes() - before > 0.9 * engine.kv_lead_bytes)
-            time.sleep(0.2)
-            assert resident_bytes() - before < 1.8 * engine.kv_lead_bytes
+        lead = engine.kv_lead_bytes
+        assert lead == engine.kv_bytes // 8 > 31 << 20
+
+        def all_there(used: int) -> None:
+            """Pieces are of 2 MB at most, and groups each have their own."""
+            until(lambda: engine.kv_touched_bytes >= used + lead - len(sizes))
+            time.sleep(0.1)
+            assert engine.kv_touched_bytes <= used + lead + threads * len(sizes) * (2 << 20)
+            if before is not None:
+                assert resident_bytes() - before > 0.8 * (used + lead)
+
+        all_there(0)
+        driver = Driver(engine, spec, slots=64 * (1 << 20) // sum(sizes) // 16 * 16)
+        row = driver.add(PROMPT)
+        used = 0
+        for count in (100, 200):
+            engine.wait(driver.submit([(row, count)]))
+            used = sum(size * (max(pages) + 1) * 16 for size, pages in zip(sizes, row.pages, strict=True))
+            assert engine.kv_touched_bytes >= used
+        assert used > lead
+        all_there(used)
     finally:
         engine.stop()
 
