@@ -115,9 +115,13 @@ class Client:
         self.sdk.close()
         self._http.close()
 
-    def flush(self) -> None:
-        """Empty the cache, once those that have gone hold nothing of it."""
+    def settle(self) -> None:
+        """Until those that have gone hold nothing: what they leave to the cache is there when the step has returned that they were still in."""
         until(lambda: self.server.metrics()["sterna_kv_used_tokens"] == self.server.metrics()["sterna_requests_running"] == 0)
+
+    def flush(self) -> None:
+        """Empty the cache."""
+        self.settle()
         assert self.server.post("/flush_cache", {}).status_code == 200
 
     @contextmanager

@@ -58,6 +58,7 @@ def test_the_kv_of_an_answer_serves_the_next_turn_and_the_tokens_are_those_of_pl
     session = opened(client)
     first = generate(client, prompt, {"id": session}, rid="first")
     assert (first["meta_info"]["cached_tokens"], len(first["output_ids"])) == (0, 50)
+    client.settle()
     second = generate(client, more, {"id": session, "rid": "first"}, rid="second")
     assert second["meta_info"]["prompt_tokens"] == 350
     assert second["meta_info"]["cached_tokens"] == 149  # the last token's KV has not been computed
@@ -77,6 +78,7 @@ def test_a_chat_in_a_session_says_what_the_whole_conversation_says(client: Clien
     first = client.chat(known.messages, session_params={"id": session}, rid="c1", max_tokens=60)
     assert first.finish_reason == "stop"
     place = {"id": session, "rid": "c1"}
+    client.settle()
     second = client.chat(NEXT, session_params=place, rid="c2", max_tokens=24, stream=True)
     whole = client.chat([*known.messages, {"role": "assistant", "content": first.text}, *NEXT], max_tokens=24)
     assert (second.text, second.finish_reason) == (whole.text, whole.finish_reason)
