@@ -116,7 +116,7 @@ class Client:
         self._http.close()
 
     def settle(self) -> None:
-        """Until those that have gone hold nothing: what they leave to the cache is there when the step has returned that they were still in."""
+        """Until those that have gone hold nothing: their last page is in the cache once the step has returned that they were still in."""
         until(lambda: self.server.metrics()["sterna_kv_used_tokens"] == self.server.metrics()["sterna_requests_running"] == 0)
 
     def flush(self) -> None:
