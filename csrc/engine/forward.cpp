@@ -15,7 +15,7 @@ constexpr size_t kTileBytes = 256 << 10;
 constexpr int kGatedTileRows = 64;
 // Rows whose logits are held at once.
 constexpr int kLogitRows = 32;
-// Pieces of memory touched side by side: beyond that a machine has no more of it to give.
+// Pieces of memory touched side by side: whoever gives them may share them out, and a step that arrives meanwhile waits for all of them.
 constexpr int kMostPiecesAtOnce = 8;
 // Items per thread and loop: enough to even out, few enough not to be felt.
 constexpr int kItemsPerThread = 8;

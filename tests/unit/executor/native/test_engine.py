@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import resource
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from faults.memory import pss_mb
 from running_server import until
 from sterna.executor.kv_memory import kv_bytes
 from sterna.executor.native import _native
@@ -264,16 +264,12 @@ def test_the_pool_takes_the_memory_that_was_planned_for_it(head_dim: int) -> Non
     assert engine.kv_bytes == planned
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 def test_memory_for_keys_and_values_is_had_before_its_use_and_a_lead_of_it_ahead(variant: str, threads: int) -> None:
     spec, weights = model(variant, "int4")
     sizes = [KV_BYTES_PER_ELEMENT * group.elements_per_token for group in spec.kv_groups]
-    before = resident_bytes() if sys.platform == "linux" else None
+    before = pss_mb(os.getpid()) if sys.platform == "linux" else None
     engine = make_engine(spec, weights, threads=threads, slots=256 * (1 << 20) // sum(sizes) // 16 * 16)
     try:
         lead = engine.kv_lead_bytes
@@ -285,7 +281,7 @@ def test_memory_for_keys_and_values_is_had_before_its_use_and_a_lead_of_it_ahead
             time.sleep(0.1)
             assert engine.kv_touched_bytes <= used + lead + threads * len(sizes) * (2 << 20)
             if before is not None:
-                assert resident_bytes() - before > 0.8 * (used + lead)
+                assert pss_mb(os.getpid()) - before > 0.8 * (used + lead) / 1e6
 
         all_there(0)
         driver = Driver(engine, spec, slots=64 * (1 << 20) // sum(sizes) // 16 * 16)
