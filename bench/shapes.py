@@ -173,10 +173,12 @@ class Driver:
         page = executor.info.page_size
         self._order = self._random.permutation(executor.info.num_slots // page)
         """The same at every `start`."""
-        # The engine has memory for all pages up to the highest that it is given (decision 022): no run shall wait for it.
+
+    def take_memory(self) -> None:
+        """Compute a token in the highest page: the engine then has memory for all below (decision 022), and no run waits for it."""
         highest = int(self._order.argmax())
         self._order[[0, highest]] = self._order[[highest, 0]]
-        self.start(1, page)
+        self.start(1, self._executor.info.page_size)
         self.prompt(1, sample=False)
 
     def start(self, rows: int, length: int) -> None:
@@ -291,6 +293,7 @@ def measure(name: str, quantization: Quantization, limits: dict[str, Any], plan:
     try:
         spec = SHAPES[name]
         driver, work = Driver(executor, spec.vocab_size), work_of(spec)
+        driver.take_memory()
         for line in measure_prompts(driver, work, lengths, repeat):
             print(json.dumps({**head, **against(line, limits, quantization)}), flush=True)
         for line in measure_decodes(driver, work, BITS[quantization], batches, steps, repeat):

@@ -119,6 +119,13 @@ def test_the_driver_runs_prompts_in_chunks_and_then_all_rows_together_each_in_sl
     assert all(after.step == before.step + 1 for before, after in pairwise(recorder.batches))
 
 
+def test_memory_is_taken_by_a_token_in_the_highest_page() -> None:
+    recorder = _Recorder()
+    driver = shapes.Driver(recorder, 100)  # type: ignore[arg-type]
+    driver.take_memory()
+    assert [batch.groups[0].out_cache_loc.tolist() for batch in recorder.batches] == [[4096 - 16]]
+
+
 @pytest.mark.parametrize("compiler", [None, "/bin/false"], ids=["the system's", "none that works"])
 def test_ceilings_are_measured_with_and_without_a_compiler(compiler: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if compiler is not None:
