@@ -380,6 +380,8 @@ class Scheduler:
         if req.req_pool_idx < 0:
             return
         if self._in_flight.uses(req):
+            if keep_kv:  # what it has already is there for a next turn that comes before that step is over
+                self._try(req, lambda req: self.ledger.cache_computed(req, in_flight=True))
             self._in_flight.hold(req, keep_kv=keep_kv)
             return
         # Each by itself: where one fails the others still go back, and a leak is better than a slot with two owners.

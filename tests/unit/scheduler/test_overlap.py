@@ -225,6 +225,20 @@ def test_a_prefix_computed_twice_is_handed_over_only_when_no_step_reads_it(monke
     close(h)
 
 
+def test_a_next_turn_that_comes_before_the_surplus_step_is_over_finds_whole_pages_of_the_answer() -> None:
+    h, _, _ = overlapped(page_size=8)
+    prompt = [*range(1, 30), EOS]
+    h.send("a", prompt, 100)
+    while h.scheduler.reqs or not h.outbox.rows.get("a"):
+        h.turn()
+    assert h.output("a") == prompt
+    assert h.scheduler._in_flight.departing
+    h.send("next", [*prompt, *h.output("a"), 77], 1)
+    h.run()
+    assert h.cached("next") == 56  # of 59 computed
+    close(h)
+
+
 def test_a_follower_waits_until_what_it_waits_for_has_been_read() -> None:
     h, _, log = overlapped()
     h.send("leader", LONG, 8)
