@@ -8,7 +8,8 @@
 //   - products of bfloat16 are pairs, the odd element fused first: acc = fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], acc)), which is what vdpbf16ps
 //     computes, with subnormal inputs and outputs as zero;
 //   - callers compute inside a `FlushSubnormals` scope (flush.h).
-// The exception is `amx`: its bfloat16 tiles sum in an order of their own. Kernels::portable_bf16 says so; `--arithmetic portable` avoids them.
+// The exception is `amx`: its bfloat16 tiles, attention's too, sum in an order of their own. Kernels::portable_bf16 says so; `--arithmetic portable`
+// avoids them.
 //
 // Nothing here checks its arguments: the engine checks shapes and bounds once per call.
 #pragma once

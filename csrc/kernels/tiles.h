@@ -129,3 +129,38 @@ inline void emulated_dpbf16ps(int to, int left, int right) {
 #define _tile_dpbf16ps emulated_dpbf16ps
 
 #endif
+
+namespace sterna {
+namespace {
+
+// Compilers take the tile instructions for ones that read no memory: what they read must be written before.
+STERNA_INLINE void written() { asm volatile("" ::: "memory"); }
+
+struct TileShape {
+  int rows, row_bytes;
+};
+struct TileShapes {
+  TileShape each[8];
+};
+
+// The eight tiles in these shapes, until the end of the scope.
+class Tiles {
+ public:
+  STERNA_INLINE explicit Tiles(const TileShapes& shapes) {
+    TileConfig config;
+    __builtin_memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int t = 0; t < 8; t++) {
+      config.rows[t] = uint8_t(shapes.each[t].rows);
+      config.row_bytes[t] = uint16_t(shapes.each[t].row_bytes);
+    }
+    written();
+    _tile_loadconfig(&config);
+  }
+  STERNA_INLINE ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+}  // namespace
+}  // namespace sterna
