@@ -124,6 +124,7 @@ static void attend_tile(const Queries& queries, const Span& span, int first, int
     if (!seen[i].empty()) keys = {smaller(keys.begin, seen[i].begin), larger(keys.end, seen[i].end)};
   }
   if (keys.empty()) keys = {0, 0};
+  const AttentionScope scope(count);
   const Parts parts = parts_of(span, dim, keys);
   score_tile(queries, first, count, parts, scores);
   float *m = out.m + first, *l = out.l + first;

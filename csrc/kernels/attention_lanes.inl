@@ -2,6 +2,11 @@
 
 constexpr int kTile = 24;  // queries whose scores lie in the first cache
 
+// What stands ready while a tile of queries is computed: nothing.
+struct AttentionScope {
+  STERNA_INLINE explicit AttentionScope(int) {}
+};
+
 // Blocks that no call would use are not made.
 constexpr int at_most(int queries) { return smaller(queries, kBlockQueries); }
 

@@ -1,15 +1,21 @@
 // The two products of attention with AMX. A page's keys lie as pairs of dims by 16 slots, and its values as pairs of slots by dims: tiles as they are.
 //
-// Pages are added one after another, and within one the processor adds in its own order: so a query's sums depend on nothing but itself and where its
-// keys lie, whoever is beside it, but they are not the bits of lanes.
+// Scores add 32 dims after 32 dims, and the output page after page; within these the processor adds in its own order. So a query's sums depend on nothing
+// but itself and where its keys lie, whoever is beside it, but they are not the bits of lanes.
 
 constexpr int kTile = 16;  // queries: a tile's rows
 
 // Tiles 0 .. 3 are sums, 4 and 5 queries or their weights (32 bytes of 64 in 5), 6 and 7 keys or values (8 rows of 16 in 7).
-STERNA_INLINE TileShapes attention_tiles(int queries) {
-  const TileShape sums{queries, 64};
-  return {{sums, sums, sums, sums, {queries, 64}, {queries, 32}, {16, 64}, {8, 64}}};
-}
+struct AttentionScope {
+  Tiles tiles;
+
+  STERNA_INLINE explicit AttentionScope(int queries) : tiles(shapes(queries)) {}
+
+  STERNA_INLINE static TileShapes shapes(int queries) {
+    const TileShape sums{queries, 64};
+    return {{sums, sums, sums, sums, {queries, 64}, {queries, 32}, {16, 64}, {8, 64}}};
+  }
+};
 
 // Adds 16 pairs of dims from q on, or 8 with kHalf, to the scores of four pages.
 template <bool kHalf>
@@ -44,7 +50,6 @@ static void score_tile(const Queries& queries, int first, int count, const Parts
   const size_t q_bytes = size_t(dim) * 2, row_bytes = kSpan * sizeof(float);
   const uint16_t* q = queries.q + size_t(first) * dim;
   const Lanes scale = set1(queries.scale);
-  const Tiles tiles(attention_tiles(count));
   for (int page = parts.first / 4 * 4; page <= parts.last; page += 4) {
     const uint8_t *keys[4], *ahead[4];
     for (int i = 0; i < 4; i++) keys[i] = parts.keys(page + i)[0], ahead[i] = parts.keys(page + i)[Parts::kAhead];
@@ -145,7 +150,7 @@ static void output_vectors(const uint16_t* p, const Parts& parts, int dim, int a
 
 static void output_tile(const uint16_t* p, const Parts& parts, int dim, KeyRange keys, int count, float* o) {
   using Vectors = void (*)(const uint16_t*, const Parts&, int, int, KeyRange, int, float*);
-  static constexpr Vectors kVectors[] = {output_vectors<1>, output_vectors<2>, output_vectors<3>, output_vectors<4>};
-  const Tiles tiles(attention_tiles(count));
-  for (int at = 0; at < dim; at += 64) kVectors[smaller(4, (dim - at) / kLanes) - 1](p, parts, dim, at, keys, count, o);
+  static constexpr Vectors kByVectors[] = {output_vectors<1>, output_vectors<2>, output_vectors<3>, output_vectors<4>};
+  written();
+  for (int at = 0; at < dim; at += 64) kByVectors[smaller(4, (dim - at) / kLanes) - 1](p, parts, dim, at, keys, count, o);
 }

@@ -1,4 +1,4 @@
-"""Attention: right against float64, the same bits on every instruction set but AMX's, and untouched by whatever a query does not see."""
+"""Attention: right against float64, the same bits on every instruction set but `amx`, and untouched by whatever a query does not see."""
 
 from dataclasses import dataclass, replace
 
@@ -141,6 +141,16 @@ def test_products_too_small_for_float32_vanish_alike(isa: str) -> None:
     m, total, o = attend(tiny, isa)
     assert np.abs(o).max() < 2.0**-100
     same((m, total, o), attend(tiny, "portable"))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_is_too_small_for_float32_is_the_same_alone_and_beside_one_that_sees_more(isa: str) -> None:
+    """A sum of weights of zero may be -0 or +0, as many as come after it."""
+    tiny = make(64, 200, [3, 199])
+    tiny.v[:] = -np.exp2(rng.integers(-126, -110, tiny.v.shape)).astype(np.float32)
+    tiny.q[0] = tiny.k[0] * 400  # its other keys weigh next to nothing
+    alone = replace(tiny, q=tiny.q[:1], positions=tiny.positions[:1])
+    same(attend(alone, isa), tuple(x[:1] for x in attend(tiny, isa)))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -173,8 +173,12 @@ def test_an_arithmetic_of_its_own_gives_its_own_bits_under_all_conditions(isa: s
         others = [driver.add(PROMPT[i : 20 * i], seed=i) for i in range(1, 12)]
         for other in others:
             driver.run(other, 1)
+        before = driver.steps
         assert_same(driver.run(driver.add(PROMPT), NEW, chunk=37, beside=[first, *others]), expected)
-        assert_same(driver.run(driver.add(PROMPT, prefix_of=first), NEW, beside=others), expected)
+        assert driver.steps - before > len(PROMPT) // 37
+        row = driver.add(PROMPT, prefix_of=first)
+        assert row.shared_pages >= 16  # a whole span, which the two then read together
+        assert_same(driver.run(row, NEW, beside=[first, *others]), expected)
 
 
 @pytest.mark.parametrize("sharers", [1, 4, 20])
