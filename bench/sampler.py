@@ -58,14 +58,6 @@ def microseconds(params: SamplingParams, top_logprobs: int, logits: NDArray[np.f
     return statistics.median(times) * 1e6
 
 
-def available(isa: str) -> bool:
-    try:
-        _native.Sampler(1, isa)
-    except ValueError:
-        return False
-    return True
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=49_152)
@@ -73,7 +65,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--logits", default=None, help="float32 (rows, vocab) of a real model, as NumPy saves them")
     args = parser.parse_args()
-    isas = [args.isa] if args.isa else [isa for isa in ("portable", "avx2", "avx512vnni", "avx512", "amx") if available(isa)]
+    isas = [args.isa] if args.isa else _native.available_isas()
     logits = np.load(args.logits) if args.logits else chat_logits(16, args.vocab)
     print(f"{'µs a row':32}" + "".join(f"{isa:>12}" for isa in isas))
     for name, (params, top_logprobs) in CASES.items():

@@ -14,7 +14,9 @@ void make_kernels_avx2(Kernels& k);
 void make_kernels_avx512vnni(Kernels& k);
 void make_kernels_avx512(Kernels& k);
 void make_kernels_amx(Kernels& k);
+void make_kernels_amx_int8(Kernels& k);
 void make_kernels_amx_emulated(Kernels& k);
+void make_kernels_amx_int8_emulated(Kernels& k);
 
 namespace {
 
@@ -48,7 +50,7 @@ std::vector<Kernels> make_tables() {
   std::vector<Kernels> tables;
   auto add = [&tables](void (*make)(Kernels&)) { make(tables.emplace_back()); };
 #if defined(STERNA_HAS_AMX)
-  if (has_amx()) add(make_kernels_amx);
+  if (has_amx()) add(make_kernels_amx), add(make_kernels_amx_int8);
 #endif
 #if defined(STERNA_HAS_AVX512)
   if (has_avx512()) add(make_kernels_avx512);
@@ -61,7 +63,7 @@ std::vector<Kernels> make_tables() {
 #endif
   add(make_kernels_portable);
 #if defined(STERNA_HAS_AMX_EMULATED)
-  if (has_avx512()) add(make_kernels_amx_emulated);  // last: for tests
+  if (has_avx512()) add(make_kernels_amx_emulated), add(make_kernels_amx_int8_emulated);  // last: for tests
 #endif
   return tables;
 }

@@ -3,7 +3,8 @@
 //   STERNA_ISA             its name in identifiers: make_kernels_<STERNA_ISA>
 //   STERNA_ISA_NAME        its name for people, which STERNA_ISA the environment variable takes
 //   STERNA_MATMUL          the file of its matrix products
-//   STERNA_PORTABLE_BF16   Kernels::portable_bf16
+//   STERNA_TILES           where it has AMX's tiles (tiles.h); STERNA_EMULATED_TILES where they are emulated
+//   STERNA_PORTABLE_BF16   Kernels::portable_bf16; with tiles, false has them take bfloat16 products too
 #include "kernels.h"
 #include "lanes.h"
 #if defined(STERNA_TILES)

@@ -8,7 +8,8 @@
 //   - products of bfloat16 are pairs, the odd element fused first: acc = fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], acc)), which is what vdpbf16ps
 //     computes, with subnormal inputs and outputs as zero;
 //   - callers compute inside a `FlushSubnormals` scope (flush.h).
-// The exception is `amx`: its bfloat16 tiles sum in an order of their own. Kernels::portable_bf16 says so; `--arithmetic portable` avoids them.
+// The exception is `amx`: its bfloat16 tiles, attention's too, sum in an order of their own. Kernels::portable_bf16 says so; `--arithmetic portable`
+// avoids them.
 //
 // Nothing here checks its arguments: the engine checks shapes and bounds once per call.
 #pragma once
@@ -134,7 +135,8 @@ struct Kernels {
   // stored as NaN and v as zeros: so whoever sees the token has NaN, and nobody else.
   void (*store_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
   // score = (q . k in bfloat16 pairs over ascending dims) * scale, softcapped; p = exp_coarse(score - m) rounded to bfloat16; l sums those p over lanes
-  // (lane = key / 2 % 16, pairs of keys ascending as products with one, one tree); o takes pairs of keys ascending.
+  // (lane = key / 2 % 16, pairs of keys ascending as products with one, one tree); o takes pairs of keys ascending. Without portable_bf16 q . k is summed
+  // 32 dims at a time (the last may be 16), and o page by page, both ascending, and within these in the processor's order.
   void (*attend)(const Queries& queries, const Span& span, const Partial& out);
   // Merge: m' = max(m, n.m), a = exp(m - m'), b = exp(n.m - m'), l = fma(l, a, n.l * b), o = fma(o, a, n.o * b). Spans are folded in ascending order,
   // starting from m = -inf, l = 0, o = 0; a partial that saw no key changes nothing.

@@ -2,33 +2,17 @@
 // four loads.
 //
 // The int formats give the same bits as the other instruction sets: the products are exact integers, and the float steps the same. bfloat16 sums in
-// the processor's own order, which depends on the columns only, so all of it takes tiles, single rows too.
+// the processor's own order, which depends on the columns only, so all of it takes tiles, single rows too; or, with STERNA_PORTABLE_BF16, none.
 #include "matmul_panels512.inl"
-
-// Compilers take the tile instructions for ones that read no memory: what they read must be written before.
-STERNA_INLINE void written() { asm volatile("" ::: "memory"); }
 
 constexpr int kTileRows = 16;
 constexpr int kTileAheadBytes = 2560;  // how far ahead in a block weights are asked for
 
-// Tiles for `rows` rows (up to 16) of activations of x_bytes each, and weights to fit. In force until the end of the scope.
-class Tiles {
- public:
-  STERNA_INLINE Tiles(int rows, int x_bytes) {
-    TileConfig config;
-    __builtin_memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int t = 0; t < 8; t++) {
-      config.rows[t] = uint8_t(t < 6 ? rows : x_bytes / 4);
-      config.row_bytes[t] = uint16_t(t == 4 || t == 5 ? x_bytes : 64);
-    }
-    written();
-    _tile_loadconfig(&config);
-  }
-  STERNA_INLINE ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
+// Tiles for `rows` rows (up to 16) of activations of x_bytes each, and weights to fit.
+STERNA_INLINE TileShapes product_tiles(int rows, int x_bytes) {
+  const TileShape sums{rows, 64}, x{rows, x_bytes}, weights{x_bytes / 4, 64};
+  return {{sums, sums, sums, sums, x, x, weights, weights}};
+}
 
 template <int kX, int kBlocks>
 STERNA_INLINE void zero_sums() {
@@ -263,12 +247,17 @@ struct RowsAmx {
   }
 
   static void run_tiles(const Product& p, int rows) {
-    const Tiles tiles(rows < kTileRows ? rows : kTileRows, TileProducts<F>::kRowBytes);
+    const Tiles tiles(product_tiles(rows < kTileRows ? rows : kTileRows, TileProducts<F>::kRowBytes));
     int block = p.first_block;
     const int end = block + p.num_blocks;
     for (; block + 2 <= end; block += 2) TileProducts<F>::template blocks<2>(p, rows, block);
     if (block < end) TileProducts<F>::template blocks<1>(p, rows, block);
   }
 };
+
+#if STERNA_PORTABLE_BF16
+template <>
+struct RowsAmx<Bf16Form> : Rows512<Bf16Form> {};
+#endif
 
 static void fill_matmul(Kernels& k) { k.matmul = matmul_by_form<RowsAmx>; }

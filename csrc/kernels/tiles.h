@@ -34,8 +34,10 @@ inline void emulated_loadconfig(const void* p) {
   TileConfig config;
   __builtin_memcpy(&config, p, sizeof config);
   tile_fault_unless(config.palette == 1 && config.start_row == 0);
+  for (uint8_t each : config.reserved) tile_fault_unless(each == 0);
+  for (int i = 8; i < 16; i++) tile_fault_unless(config.rows[i] == 0 && config.row_bytes[i] == 0);
   for (int i = 0; i < 8; i++) {
-    tile_fault_unless(config.rows[i] <= 16 && config.row_bytes[i] <= 64);
+    tile_fault_unless(config.rows[i] <= 16 && config.row_bytes[i] <= 64 && (config.rows[i] == 0) == (config.row_bytes[i] == 0));
     __builtin_memset(&emulated_tiles[i], 0, sizeof(EmulatedTile));
     emulated_tiles[i].rows = config.rows[i];
     emulated_tiles[i].row_bytes = config.row_bytes[i];
@@ -63,6 +65,7 @@ inline void emulated_stored(int t, void* base, long stride) {
 }
 
 inline void check_shapes(const EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b) {
+  tile_fault_unless(&c != &a && &c != &b && &a != &b);
   tile_fault_unless(c.rows == a.rows && c.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows && a.row_bytes % 4 == 0 && b.row_bytes % 4 == 0);
 }
 
@@ -129,3 +132,38 @@ inline void emulated_dpbf16ps(int to, int left, int right) {
 #define _tile_dpbf16ps emulated_dpbf16ps
 
 #endif
+
+namespace sterna {
+namespace {
+
+// Compilers take the tile instructions for ones that read no memory: what they read must be written before.
+STERNA_INLINE void written() { asm volatile("" ::: "memory"); }
+
+struct TileShape {
+  int rows, row_bytes;
+};
+struct TileShapes {
+  TileShape each[8];
+};
+
+// The eight tiles in these shapes, until the end of the scope.
+class Tiles {
+ public:
+  STERNA_INLINE explicit Tiles(const TileShapes& shapes) {
+    TileConfig config;
+    __builtin_memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int t = 0; t < 8; t++) {
+      config.rows[t] = uint8_t(shapes.each[t].rows);
+      config.row_bytes[t] = uint16_t(shapes.each[t].row_bytes);
+    }
+    written();
+    _tile_loadconfig(&config);
+  }
+  STERNA_INLINE ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+}  // namespace
+}  // namespace sterna

@@ -216,7 +216,7 @@ def test_in_any_traffic_each_gets_what_it_gets_alone(
         assert Said.of(answer) == (alone.first(len(answer.ids)) if index in aborts else alone), index
 
 
-@pytest.mark.parametrize("isa", [isa for isa in _native.available_isas() if not isa.startswith("amx")])
+@pytest.mark.parametrize("isa", [isa for isa in _native.available_isas() if _native.has_portable_bf16(isa)])
 def test_every_instruction_set_says_the_same(natives: Natives, subject: Subject, isa: str) -> None:
     asks = [Ask(ids(40 + i, seed=i), TOKENS, params=style) for i, style in enumerate(STYLES)]
     portable = natives.engine(subject, arithmetic="portable").run(*asks)

@@ -348,7 +348,8 @@ class Scheduler:
     # ---- endings ----
 
     def _end(self, endings: Sequence[tuple[Req, FinishReason]]) -> None:
-        """Each is due its terminal row, whatever state it is in, and gives back all that it holds as soon as no step in flight uses it."""
+        """Each is due its terminal row, whatever state it is in, and gives back all that it holds as soon as no step in flight uses it
+        (whole pages of what it has computed are the cache's at once)."""
         endings = [(req, reason) for req, reason in endings if req.state is not ReqState.FINISHED]
         gone = {req for req, _ in endings if req.state is ReqState.RUNNING}
         if gone:

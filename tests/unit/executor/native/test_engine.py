@@ -27,6 +27,9 @@ from unit.executor.native.unpack import unpack
 from unit.executor.torch_driver import TinyWeights
 
 ISAS = _native.available_isas()
+ALIKE = [isa for isa in ISAS if _native.has_portable_bf16(isa)]
+OWN = [isa for isa in ISAS if isa not in ALIKE]
+"""Sum products of bfloat16, and so attention's, in an order of their own."""
 FORMS: dict[str, Callable[[str], Format]] = {
     "bf16": lambda name: BF16,
     "int8": lambda name: INT8,
@@ -75,9 +78,9 @@ def running(variant: str = "llama", form: str = "int4", *, isa: str = ISAS[0], t
 
 
 @cache
-def alone(variant: str = "llama", form: str = "int4", length: int = len(PROMPT), seed: int | None = None) -> Row:
+def alone(variant: str = "llama", form: str = "int4", length: int = len(PROMPT), seed: int | None = None, isa: str = ISAS[0]) -> Row:
     """PROMPT's first `length` tokens, computed at once and with nobody beside."""
-    with running(variant, form) as driver:
+    with running(variant, form, isa=isa) as driver:
         return driver.run(driver.add(PROMPT[:length], seed=seed), NEW)
 
 
@@ -100,9 +103,10 @@ def dequantized(spec: ModelSpec, weights: MemoryWeights) -> Callable[[str], NDAr
 
 @pytest.mark.parametrize("variant", MODELS)
 @pytest.mark.parametrize("form", ["bf16", "int4", "mixed"])
-def test_logits_are_near_those_of_float64_on_the_same_weights(variant: str, form: str) -> None:
+@pytest.mark.parametrize("isa", sorted({ISAS[0], *OWN}))
+def test_logits_are_near_those_of_float64_on_the_same_weights(isa: str, variant: str, form: str) -> None:
     spec, weights = model(variant, form)
-    row = alone(variant, form, 90)
+    row = alone(variant, form, 90, isa=isa)
     expected = numpy_model.logits(spec, dequantized(spec, weights), row.tokens)[89:-1]
     expected -= np.log(np.exp(expected - expected.max(axis=-1, keepdims=True)).sum(axis=-1, keepdims=True)) + expected.max(
         axis=-1, keepdims=True
@@ -151,14 +155,30 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ALIKE)
 def test_every_instruction_set_gives_the_same_bits(form: str, isa: str) -> None:
-    if isa.startswith("amx") and form in ("bf16", "mixed"):
-        pytest.skip("bfloat16 tiles sum in an order of their own")
     with running("qwen3-window", form, isa=isa) as driver:
         row = driver.run(driver.add(PROMPT), NEW)
     with running("qwen3-window", form, isa="portable") as driver:
         assert_same(row, driver.run(driver.add(PROMPT), NEW))
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3-window", "gemma2"])
+@pytest.mark.parametrize("form", ["bf16", "int4"])
+@pytest.mark.parametrize("isa", OWN)
+def test_an_arithmetic_of_its_own_gives_its_own_bits_under_all_conditions(isa: str, form: str, variant: str) -> None:
+    expected = alone(variant, form, isa=isa)
+    with running(variant, form, isa=isa, threads=2) as driver:
+        first = driver.run(driver.add([*PROMPT[:280], 5]), 1)
+        others = [driver.add(PROMPT[i : 20 * i], seed=i) for i in range(1, 12)]
+        for other in others:
+            driver.run(other, 1)
+        before = driver.steps
+        assert_same(driver.run(driver.add(PROMPT), NEW, chunk=37, beside=[first, *others]), expected)
+        assert driver.steps - before > len(PROMPT) // 37
+        row = driver.add(PROMPT, prefix_of=first)
+        assert row.shared_pages >= 16  # a whole span, which the two then read together
+        assert_same(driver.run(row, NEW, beside=[first, *others]), expected)
 
 
 @pytest.mark.parametrize("sharers", [1, 4, 20])

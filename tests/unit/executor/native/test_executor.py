@@ -13,6 +13,7 @@ import pytest
 from sterna.config.cores import usable_cores
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
+from sterna.executor.native import _native
 from sterna.executor.native.executor import create
 from sterna.executor.native.isa import choose_isa
 from sterna.models.resolve import resolve_model
@@ -23,9 +24,7 @@ import resource, sys
 from pathlib import Path
 from sterna.config.server_args import ServerArgs
 from sterna.errors import ConfigError
-from sterna.errors import ConfigError
 from sterna.executor.native.executor import create
-from sterna.executor.native.isa import choose_isa
 
 args = ServerArgs(cache_dir=sys.argv[2], threads=4096, max_total_tokens=256, context_length=512)
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -69,3 +68,13 @@ def test_an_instruction_set_that_is_not_here_is_refused_by_the_name_of_what_said
     monkeypatch.setenv("STERNA_ISA", "nonsense")
     with pytest.raises(ConfigError, match=r"^STERNA_ISA must be auto or one of .*portable.* not 'nonsense'"):
         choose_isa(ServerArgs(isa="nonsense"))
+
+
+def test_portable_arithmetic_has_what_is_best_of_those_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "available_isas", lambda: ["amx", "amx-int8", "avx512", "portable"])
+    monkeypatch.setattr(_native, "has_portable_bf16", lambda isa: isa != "amx")
+    assert choose_isa(ServerArgs()) == "amx"
+    assert choose_isa(ServerArgs(arithmetic="portable")) == "amx-int8"
+    assert choose_isa(ServerArgs(arithmetic="portable", isa="avx512")) == "avx512"
+    with pytest.raises(ConfigError, match=r"^--isa amx has an arithmetic of its own, so it can't be combined with --arithmetic portable$"):
+        choose_isa(ServerArgs(arithmetic="portable", isa="amx"))

@@ -31,7 +31,7 @@ def product(isa: str, w: Weights, x: NDArray[np.float32], **cut: int) -> NDArray
 
 
 def sums_in_its_own_order(isa: str, form: Form) -> bool:
-    return form[0] == BF16 and isa.startswith("amx")
+    return form[0] == BF16 and not _native.has_portable_bf16(isa)
 
 
 def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
