@@ -4,8 +4,8 @@
     executor  │ ─────────── step 6 ──────────────┤├──────────────── step 7 ───────────────────────────────┤├── step 8 …
 
 Between two turns at most one step is in flight, and inside a turn two. Whoever ends meanwhile ends at once for the world outside, but what
-a step in flight reads or writes stays his until that step has returned: slots, row, sampler (whole pages that it only reads are the cache's at
-once, and locked). What it still samples for him is dropped.
+a step in flight reads or writes stays his until that step has returned: slots, row, sampler. (Whole pages that it only reads are the
+cache's at once, and locked.) What it still samples for him is dropped.
 """
 
 from __future__ import annotations
