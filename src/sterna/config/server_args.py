@@ -44,7 +44,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: Literal["auto", "portable"] = "auto"
     """The native executor's arithmetic; portable gives the same text on every machine, auto may be faster on this one."""
     isa: str = "auto"
-    """Instruction set of the native executor (also STERNA_ISA): amx, amx-int8, avx512, avx512vnni, avx2 or portable; auto: the best here."""
+    """Instruction set of the native executor (also STERNA_ISA): amx, amx-int8, avx512, avx512vnni, avx2, portable; auto: the best."""
     threads: int | None = None
     """Compute threads (default: the cores that affinity and cgroup quota allow)."""
     context_length: int | None = None
