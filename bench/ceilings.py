@@ -55,6 +55,8 @@ def best(ceilings: dict[str, Any], kind: str, isa: str | None) -> float | None:
     rates: dict[str, float] = ceilings[kind]
     if isa is None:
         return max(rates.values(), default=None)
+    if isa == "amx-int8":
+        isa = "amx" if kind == "int8_tops" else "avx512"
     return rates.get("avx512" if isa == "avx512vnni" and kind != "bf16_tflops" else isa)
 
 

@@ -148,6 +148,12 @@ def test_a_forced_instruction_set_has_its_own_ceiling() -> None:
     assert ceilings.best(rates, "fp32_tflops", None) is None
 
 
+def test_integers_in_tiles_have_the_tiles_ceiling_and_all_else_has_avx512_s() -> None:
+    rates = {"int8_tops": {"avx512": 5.0, "amx": 9.0}, "bf16_tflops": {"avx512": 3.0, "amx": 8.0}, "fp32_tflops": {"avx512": 1.0}}
+    found = [ceilings.best(rates, kind, "amx-int8") for kind in ("int8_tops", "bf16_tflops", "fp32_tflops")]
+    assert found == [9.0, 3.0, 1.0]
+
+
 def test_without_bfloat16_instructions_bf16_weights_are_held_against_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STERNA_ISA", "avx2")
     limits = {"read_gb_s": {"64 MB": 10.0}, "int8_tops": {"avx2": 2.0}, "bf16_tflops": {"avx512": 8.0}, "fp32_tflops": {"avx2": 1.0}}
