@@ -396,7 +396,7 @@ class Scheduler:
         try:
             part(req)
         except Exception:
-            log.exception("%s: what it held could not be given back", req.rid)
+            log.exception("%s: handing on or giving back what it held failed", req.rid)
 
     def shutdown(self) -> None:
         """Everyone alive gets a terminal row. A step in flight is given up: nobody waits for it any more."""

@@ -144,13 +144,17 @@ def test_products_too_small_for_float32_vanish_alike(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_what_is_too_small_for_float32_is_the_same_alone_and_beside_one_that_sees_more(isa: str) -> None:
-    """A sum of weights of zero may be -0 or +0, as many as come after it."""
-    tiny = make(64, 200, [3, 199])
-    tiny.v[:] = -np.exp2(rng.integers(-126, -110, tiny.v.shape)).astype(np.float32)
-    tiny.q[0] = tiny.k[0] * 400  # its other keys weigh next to nothing
-    alone = replace(tiny, q=tiny.q[:1], positions=tiny.positions[:1])
-    same(attend(alone, isa), tuple(x[:1] for x in attend(tiny, isa)))
+def test_a_sum_that_underflows_is_the_same_zero_alone_and_beside_one_that_sees_more(isa: str) -> None:
+    """It is -0 until weights of zero are added, as many as the others' keys ask for."""
+    case = make(64, 200, [16, 199])
+    case.k[16] = case.k[15]
+    case.q[0] = case.k[15] * 400  # the other keys weigh nothing
+    case.v[:] = 1
+    case.v[15], case.v[16] = -1.5 * 2.0**-126, 2.0**-126
+    alone = replace(case, q=case.q[:1], positions=case.positions[:1])
+    m, total, o = attend(alone, isa)
+    assert (total[0], o[0].any()) == (2, False)
+    same((m, total, o), tuple(x[:1] for x in attend(case, isa)))
 
 
 @pytest.mark.parametrize("isa", ISAS)
